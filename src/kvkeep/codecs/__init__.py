@@ -1,0 +1,1 @@
+"""Bytes of a chunk to bytes at rest and back."""

@@ -1,0 +1,1 @@
+"""Adapters, one folder an engine."""

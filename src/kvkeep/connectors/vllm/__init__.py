@@ -1,0 +1,1 @@
+"""The vLLM connector: the scheduler side decides, the worker side moves."""

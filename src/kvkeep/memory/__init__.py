@@ -1,0 +1,1 @@
+"""The pool: slots cut from one shared allocation, held by leases."""

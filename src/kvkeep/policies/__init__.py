@@ -1,0 +1,1 @@
+"""Orders of eviction, one file each."""

@@ -1,0 +1,1 @@
+"""Places that keep bytes by key, one file each."""

@@ -1,0 +1,1 @@
+"""The network: a protocol without sockets, and the sockets around it."""
