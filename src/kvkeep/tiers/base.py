@@ -8,7 +8,7 @@ caller (`kvkeep.transfer`) owns concurrency, deadlines and the breaker. Every ti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvkeep.types import ChunkKey
 
@@ -60,4 +60,20 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """End; safe to call twice. What is kept stays kept, where the tier outlives the process."""
+        ...
+
+
+class Occupancy(NamedTuple):
+    """How full a tier is."""
+
+    used_bytes: int
+    cap_bytes: int
+
+
+@runtime_checkable
+class BoundedTier(Tier, Protocol):
+    """A tier whose cap in bytes we keep ourselves."""
+
+    def occupancy(self) -> Occupancy:
+        """How full it is now; cheap enough to be asked at every step."""
         ...

@@ -1,0 +1,394 @@
+"""The scheduler side: decides what is loaded and stored, for every rank at once.
+
+Owns the cache (index, policy, leases) and moves no bytes. A request passes through here so:
+
+    get_num_new_matched_tokens   hash its tokens, match, start fetching; None while a slow tier
+                                 is under way (the request waits, and holds no GPU blocks)
+    update_state_after_alloc     its blocks are known: plan the copy from slots to blocks
+    build_connector_meta         plan the copies to slots of all chunks that this step completes
+    update_connector_output      copies have ended: publish stores, let go of loads
+    request_finished             let go of what the request still holds
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvkeep.cache import Fetch, KVCache, Reservation
+from kvkeep.config import KVKeepConfig
+from kvkeep.connectors.vllm import engine
+from kvkeep.connectors.vllm.messages import (
+    LoadOp,
+    Outcome,
+    PoolPlace,
+    StepPlan,
+    StepReport,
+    StoreOp,
+)
+from kvkeep.connectors.vllm.namespace import lora_identity
+from kvkeep.connectors.vllm.report import RequestReport
+from kvkeep.device.copier import CopyRun
+from kvkeep.keys import KeyChain, Namespace, Placed
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S = 0.001
+"""How long an otherwise idle step sleeps for a transfer to end. Without it the engine spins on
+empty steps, and the threads that read from disk fight it for the interpreter."""
+
+
+@dataclass(slots=True, eq=False)
+class _Tracked:
+    """What is known of one request, from its first look-up to its end."""
+
+    request: Request
+    chain: KeyChain
+    report: RequestReport
+    block_ids: list[int] = field(default_factory=list[int])
+    num_stored: int = 0
+    """Chunks that were stored, found kept, or given up; the next to store is this one."""
+    fetch: Fetch | None = None
+    first_chunk: int = 0
+    """Which of the request's chunks `fetch` begins with."""
+    start_token: int = 0
+    """Where the engine's own prefix ended when `fetch` was last offered to it."""
+    missed: tuple[int, int, int] | None = None
+    """(cache generation, first chunk, chunks) of the last look-up that found nothing."""
+    is_loading: bool = False
+    """Workers are copying: `fetch` must be held until they report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What this engine does with the cache (vLLM's kv_role)."""
+
+    stores: bool
+    loads: bool
+
+
+class SchedulerSide:
+    """Not thread-safe: the engine calls it from its one scheduling thread."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        namespace: Namespace,
+        config: KVKeepConfig,
+        roles: Roles,
+        *,
+        block_tokens: int,
+        num_ranks: int,
+    ) -> None:
+        self._cache = cache
+        self._namespace = namespace
+        self._config = config
+        self._roles = roles
+        self._block_tokens = block_tokens
+        self._chunk_tokens = cache.shape.num_tokens
+        self._blocks_per_chunk = self._chunk_tokens // block_tokens
+        self._num_ranks = num_ranks
+        self._tracked: dict[str, _Tracked] = {}
+        self._to_store: dict[str, _Tracked] = {}
+        self._fetching: set[str] = set()
+        self._loads: list[LoadOp] = []
+        self._stores: dict[int, tuple[Reservation, RequestReport, Outcome]] = {}
+        self._loading_outcomes: dict[str, Outcome] = {}
+        self._numbers = itertools.count()
+        self._place = PoolPlace(
+            cache.pool.memory.handle,
+            cache.pool.num_slots,
+            cache.pool.slot_bytes,
+            self._blocks_per_chunk,
+        )
+
+    # -- look-up -------------------------------------------------------------------------------
+
+    def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens past `num_computed_tokens` are to be loaded; None: ask again later."""
+        if getattr(request, "skip_reading_prefix_cache", False):
+            return 0, False
+        tracked = self._track(request)
+        tracked.chain.extend(request.all_token_ids)
+        if not self._roles.loads or num_computed_tokens % self._block_tokens:
+            return 0, False
+        first = num_computed_tokens // self._chunk_tokens
+        fetch = self._fetch_from(tracked, first)
+        if fetch is None:
+            return 0, False
+        if not fetch.done:
+            if not self._is_late(fetch):
+                self._fetching.add(request.request_id)
+                return None, False
+            logger.warning(
+                "request %s: a slow tier took longer than %.1f s; going on without it",
+                request.request_id,
+                self._config.fetch_timeout_s,
+            )
+            self._cache.give_up(fetch)
+        self._fetching.discard(request.request_id)
+        # The last token is always computed: its logits are what the request is here for.
+        end = min((first + len(fetch.slots)) * self._chunk_tokens, request.num_tokens - 1)
+        num_tokens = end - num_computed_tokens
+        if num_tokens < max(1, self._config.min_retrieve_tokens):
+            self._let_go(tracked)
+            return 0, False
+        tracked.start_token = num_computed_tokens
+        return num_tokens, True
+
+    def _track(self, request: Request) -> _Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is not None:
+            return tracked
+        embeds = getattr(request, "prompt_embeds", None)
+        chain = KeyChain(
+            self._namespace,
+            self._chunk_tokens,
+            salt=request.cache_salt,
+            lora=lora_identity(request.lora_request),
+            items=[Placed(*item) for item in engine.placed_items(request)],
+            embeds=(lambda start, stop: engine.embed_bytes(request, start, stop))
+            if embeds is not None
+            else None,
+        )
+        report = RequestReport(request.request_id, self._cache.shape)
+        tracked = self._tracked[request.request_id] = _Tracked(request, chain, report)
+        if self._roles.stores:
+            self._to_store[request.request_id] = tracked
+        return tracked
+
+    def _fetch_from(self, tracked: _Tracked, first: int) -> Fetch | None:
+        """The request's run of kept chunks from `first` on, held; None if there is none."""
+        if tracked.fetch is not None:
+            if tracked.first_chunk == first:
+                return tracked.fetch
+            # The engine found more, or less, in its own cache than when it last asked.
+            self._let_go(tracked)
+        wanted = tracked.chain.digests[first:]
+        asked = (self._cache.generation, first, len(wanted))
+        if not wanted or tracked.missed == asked:
+            return None
+        match = self._cache.match(wanted)
+        if not match.digests:
+            tracked.missed = asked
+            return None
+        tracked.fetch = self._cache.fetch(match, tracked.request.request_id)
+        tracked.first_chunk = first
+        return tracked.fetch
+
+    def _is_late(self, fetch: Fetch) -> bool:
+        return fetch.age_s() > self._config.fetch_timeout_s
+
+    def _let_go(self, tracked: _Tracked) -> None:
+        self._fetching.discard(tracked.request.request_id)
+        if tracked.fetch is not None:
+            self._cache.release(tracked.fetch)
+            tracked.fetch = None
+        tracked.is_loading = False
+
+    # -- after allocation ----------------------------------------------------------------------
+
+    def allocated(self, request: Request, block_ids: Sequence[int], num_tokens: int) -> None:
+        """The request's blocks so far are `block_ids`; `num_tokens` of them are to be loaded."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        tracked.block_ids = list(block_ids)
+        fetch = tracked.fetch
+        if num_tokens == 0 or fetch is None:
+            if not tracked.is_loading:
+                self._let_go(tracked)
+            return
+        start = tracked.start_token
+        runs = self._runs(
+            fetch.slots,
+            tracked.block_ids,
+            first_block=start // self._block_tokens,
+            end_block=-(-(start + num_tokens) // self._block_tokens),
+        )
+        self._loads.append(LoadOp(request.request_id, runs))
+        tracked.is_loading = True
+        self._loading_outcomes[request.request_id] = Outcome()
+        tracked.report.loading(fetch, tracked.first_chunk, start, num_tokens, request.num_tokens)
+        self._count_hits(tracked.report)
+
+    def _runs(
+        self, slots: Sequence[int], block_ids: Sequence[int], *, first_block: int, end_block: int
+    ) -> tuple[CopyRun, ...]:
+        """Blocks `[first_block, end_block)` of a request, from slots that start with the chunk
+        of `first_block`.
+        """
+        runs: list[CopyRun] = []
+        block = first_block
+        for slot in slots:
+            offset = block % self._blocks_per_chunk
+            stop = min(block - offset + self._blocks_per_chunk, end_block)
+            runs.append(CopyRun(slot, offset, tuple(block_ids[block:stop])))
+            block = stop
+        return tuple(runs)
+
+    def _count_hits(self, report: RequestReport) -> None:
+        counters = self._cache.tier_counters()
+        for source, num_tokens in report.hit_tokens.items():
+            counters[source].add("hit_tokens", num_tokens)
+
+    # -- the step ------------------------------------------------------------------------------
+
+    def plan_step(self, output: SchedulerOutput) -> StepPlan:
+        """What the workers do in the step that `output` describes."""
+        self._follow_blocks(output)
+        plan = StepPlan(loads=self._loads, stores=self._plan_stores(output))
+        self._loads = []
+        if plan.loads or plan.stores:
+            plan.pool = self._place
+        elif self._fetching and output.total_num_scheduled_tokens == 0:
+            self._cache.wait(_IDLE_WAIT_S)
+        return plan
+
+    def _follow_blocks(self, output: SchedulerOutput) -> None:
+        """Add the blocks that running requests were given for this step."""
+        cached = output.scheduled_cached_reqs
+        for request_id, new_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            tracked = self._to_store.get(request_id)
+            # A resumed request told all its blocks in `allocated`, when it was admitted again.
+            if tracked is not None and new_ids and request_id not in cached.resumed_req_ids:
+                tracked.block_ids += new_ids[0]
+
+    def _plan_stores(self, output: SchedulerOutput) -> list[StoreOp]:
+        ops: list[StoreOp] = []
+        finished: list[str] = []
+        for request_id, tracked in self._to_store.items():
+            num_scheduled = output.num_scheduled_tokens.get(request_id)
+            if not num_scheduled:
+                continue
+            request = tracked.request
+            limit = request.num_tokens
+            if not self._config.save_decode_cache:
+                limit = min(limit, request.num_prompt_tokens)
+            # Only tokens whose ids are known and whose KV this step has computed at its end.
+            computed = min(request.num_computed_tokens + num_scheduled, limit)
+            ready = computed // self._chunk_tokens
+            if ready > tracked.num_stored:
+                op = self._plan_store(tracked, ready)
+                if op is not None:
+                    ops.append(op)
+            if not self._config.save_decode_cache and ready == limit // self._chunk_tokens:
+                finished.append(request_id)
+        for request_id in finished:
+            del self._to_store[request_id]
+        return ops
+
+    def _plan_store(self, tracked: _Tracked, ready: int) -> StoreOp | None:
+        first, tracked.num_stored = tracked.num_stored, ready
+        digests = tracked.chain.extend(tracked.request.all_token_ids)[first:ready]
+        reservation = self._cache.reserve(digests, tracked.request.request_id)
+        if reservation is None:
+            return None
+        per_chunk = self._blocks_per_chunk
+        runs = tuple(
+            CopyRun(slot, 0, tuple(tracked.block_ids[chunk * per_chunk : (chunk + 1) * per_chunk]))
+            for slot, chunk in zip(
+                reservation.lease.slots,
+                (first + position for position in reservation.positions),
+                strict=True,
+            )
+        )
+        if any(len(run.block_ids) != per_chunk for run in runs):
+            # We lost track of the request's blocks; storing the wrong ones is the one thing
+            # that must not happen.
+            self._cache.abandon(reservation)
+            logger.warning("request %s: block list too short", tracked.request.request_id)
+            return None
+        number = next(self._numbers)
+        tracked.report.storing(len(runs), tracked.request.num_tokens)
+        self._stores[number] = (reservation, tracked.report, Outcome())
+        return StoreOp(number, runs)
+
+    # -- results -------------------------------------------------------------------------------
+
+    def take_results(self, report: StepReport | None, received: Sequence[str] | set[str]) -> None:
+        """What the workers did: `report` of this step, and the requests whose load has ended on
+        every rank.
+        """
+        if report is not None:
+            for number, outcome in report.stores.items():
+                self._store_ended(number, outcome)
+            for request_id, outcome in report.loads.items():
+                before = self._loading_outcomes.get(request_id, Outcome())
+                self._loading_outcomes[request_id] = before.plus(outcome)
+        for request_id in received:
+            outcome = self._loading_outcomes.pop(request_id, Outcome())
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                tracked.report.loaded(outcome)
+                counters = self._cache.counters.memory
+                counters.add("loaded_bytes", tracked.report.load_nbytes)
+                counters.add("load_seconds", outcome.seconds)
+                self._let_go(tracked)
+                if tracked.request.is_finished():
+                    self._forget(request_id)
+
+    def _store_ended(self, number: int, outcome: Outcome) -> None:
+        entry = self._stores.get(number)
+        if entry is None:
+            return
+        reservation, report, before = entry
+        total = before.plus(outcome)
+        if total.ended < self._num_ranks:
+            self._stores[number] = (reservation, report, total)
+            return
+        del self._stores[number]
+        if total.failed:
+            self._cache.abandon(reservation)
+        else:
+            self._cache.publish(reservation)
+            counters = self._cache.counters.memory
+            counters.add("stored_bytes", len(reservation.digests) * self._cache.shape.total_nbytes)
+            counters.add("store_seconds", total.seconds)
+        report.stored(len(reservation.digests), total)
+
+    def finished(self, request: Request) -> None:
+        """The request has ended, served or aborted; copies under way go on."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        if not tracked.is_loading:
+            self._let_go(tracked)
+            self._forget(request.request_id)
+        else:
+            self._to_store.pop(request.request_id, None)
+
+    def _forget(self, request_id: str) -> None:
+        self._tracked.pop(request_id, None)
+        self._to_store.pop(request_id, None)
+
+    @property
+    def has_work(self) -> bool:
+        """Copies are under way whose end must still be told."""
+        return bool(self._stores or self._loads)
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache itself, for statistics."""
+        return self._cache
+
+    def reset(self) -> None:
+        """Forget what memory holds (the engine's `reset_prefix_cache` with its connector)."""
+        self._cache.clear_memory()
+
+    def close(self) -> None:
+        """Let go of every request and end the cache."""
+        for tracked in list(self._tracked.values()):
+            self._let_go(tracked)
+        for reservation, _, _ in self._stores.values():
+            self._cache.abandon(reservation)
+        self._tracked.clear()
+        self._stores.clear()
+        self._cache.close()

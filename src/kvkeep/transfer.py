@@ -1,0 +1,244 @@
+"""The only threads: a bounded pool of them for each slow tier, loads before stores.
+
+A tier is blocking; here its batches are queued, run, timed and, when it fails, cut off. Nothing
+in this module waits for a tier on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from kvkeep.errors import TierError, TierUnavailable
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def in_background(name: str, job: Callable[[], object]) -> None:
+    """Run `job` once on a thread of its own that ends with it, or with the process."""
+    threading.Thread(target=job, name=name, daemon=True).start()
+
+
+class Breaker:
+    """Cuts off a tier that fails, and lets it try again by itself. Thread-safe.
+
+    Closed: every batch goes through. After `threshold` failures in a row it opens: nothing goes
+    through for a back-off that doubles up to `max_backoff_s`. Then one batch is let through; its
+    success closes the breaker.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        threshold: int = 3,
+        backoff_s: float = 1.0,
+        max_backoff_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._threshold = threshold
+        self._first_backoff_s = backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._backoff_s = backoff_s
+        self._retry_at: float | None = None
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        """True while the tier is cut off, its probe included."""
+        return self._retry_at is not None
+
+    def allows(self) -> bool:
+        """Whether a batch may go through now; a yes to an open breaker is the one probe."""
+        if not self.is_open:
+            return True
+        with self._lock:
+            if not self._ready():
+                return False
+            self._probing = self._retry_at is not None
+            return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `allows` would say yes; asks without taking the probe."""
+        with self._lock:
+            return self._ready()
+
+    def _ready(self) -> bool:
+        if self._retry_at is None:
+            return True
+        return not self._probing and self._clock() >= self._retry_at
+
+    def succeeded(self) -> None:
+        """A batch went well."""
+        if self._failures == 0 and self._retry_at is None:
+            return
+        with self._lock:
+            was_open = self._retry_at is not None
+            self._failures = 0
+            self._retry_at = None
+            self._probing = False
+            self._backoff_s = self._first_backoff_s
+        if was_open:
+            logger.info("%s tier works again", self._name)
+
+    def failed(self, error: BaseException) -> None:
+        """A batch failed."""
+        with self._lock:
+            self._failures += 1
+            self._probing = False
+            if self._retry_at is None and self._failures < self._threshold:
+                return
+            opens = self._retry_at is None
+            wait_s = self._backoff_s
+            self._retry_at = self._clock() + wait_s
+            self._backoff_s = min(self._backoff_s * 2, self._max_backoff_s)
+        if opens:
+            logger.warning(
+                "%s tier is cut off after %d failures in a row; next try in %.0f s. Last: %s",
+                self._name,
+                self._failures,
+                wait_s,
+                error,
+            )
+
+
+class TransferQueue:
+    """Runs one tier's jobs on a few threads of its own; loads go before stores. Thread-safe."""
+
+    def __init__(
+        self, name: str, breaker: Breaker, *, num_threads: int, max_store_bytes: int
+    ) -> None:
+        """`max_store_bytes`: how much may wait to be stored; what comes on top is dropped."""
+        self._name = name
+        self._breaker = breaker
+        self._num_threads = num_threads
+        self._max_store_bytes = max_store_bytes
+        self._condition = threading.Condition()
+        self._loads: deque[Callable[[], None]] = deque()
+        self._stores: deque[tuple[Callable[[], None], int]] = deque()
+        self._store_bytes = 0
+        self._running_stores = 0
+        self._threads: list[threading.Thread] = []
+        self._closing = False
+
+    @property
+    def waiting_store_bytes(self) -> int:
+        """Bytes queued or being stored now."""
+        return self._store_bytes
+
+    @property
+    def num_threads(self) -> int:
+        """How many jobs can run at once."""
+        return self._num_threads
+
+    def open(self) -> None:
+        """Start the threads."""
+        for number in range(self._num_threads):
+            thread = threading.Thread(
+                target=self._run, name=f"kvkeep-{self._name}-{number}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def load(self, job: Callable[[], T]) -> Future[T]:
+        """Run `job` soon. The future fails with `TierUnavailable` while the tier is cut off."""
+        future: Future[T] = Future()
+        if not self._breaker.allows():
+            future.set_exception(TierUnavailable(f"{self._name} tier is cut off"))
+            return future
+        with self._condition:
+            if self._closing:
+                future.set_exception(TierUnavailable(f"{self._name} tier is closing"))
+                return future
+            self._loads.append(lambda: self._finish(future, job))
+            self._condition.notify()
+        return future
+
+    def store(self, job: Callable[[], T], nbytes: int) -> Future[T] | None:
+        """Run `job` when no load waits; None, at once, if that would queue too many bytes."""
+        if not self._breaker.allows():
+            return None
+        future: Future[T] = Future()
+        with self._condition:
+            if self._closing or self._store_bytes + nbytes > self._max_store_bytes:
+                return None
+            self._store_bytes += nbytes
+            self._stores.append((lambda: self._finish(future, job), nbytes))
+            self._condition.notify()
+        return future
+
+    def _finish(self, future: Future[T], job: Callable[[], T]) -> None:
+        try:
+            result = job()
+        except TierError as error:
+            self._breaker.failed(error)
+            future.set_exception(error)
+        except Exception as error:
+            # A fault of ours, not of the tier: it must not end the thread.
+            logger.warning("%s tier: unexpected %r", self._name, error, exc_info=True)
+            self._breaker.failed(error)
+            future.set_exception(error)
+        else:
+            self._breaker.succeeded()
+            future.set_result(result)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._loads and not self._may_store() and not self._closing:
+                    self._condition.wait()
+                if self._loads:
+                    job, nbytes = self._loads.popleft(), 0
+                elif self._stores:
+                    job, nbytes = self._stores.popleft()
+                    self._running_stores += 1
+                else:
+                    return
+            job()
+            if nbytes:
+                with self._condition:
+                    self._store_bytes -= nbytes
+                    self._running_stores -= 1
+                    self._condition.notify_all()
+
+    def _may_store(self) -> bool:
+        # One thread stays free of stores, so that a load never waits for a whole store to end.
+        limit = max(1, self._num_threads - 1)
+        return bool(self._stores) and self._running_stores < limit
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every queued store has run; False if that takes longer."""
+        deadline = time.monotonic() + timeout_s
+        with self._condition:
+            while self._store_bytes:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._condition.wait(left_s)
+        return True
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Store what is queued while there is time, drop the rest, end the threads."""
+        flushed = self.flush(timeout_s)
+        with self._condition:
+            self._closing = True
+            dropped = len(self._stores)
+            self._stores.clear()
+            self._store_bytes = 0
+            self._condition.notify_all()
+        if not flushed:
+            logger.warning("%s tier: %d stores dropped at shutdown", self._name, dropped)
+        for thread in self._threads:
+            thread.join(timeout_s)
+        self._threads.clear()
