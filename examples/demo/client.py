@@ -1,4 +1,4 @@
-"""A small HTTP client for the OpenAI interface of vLLM: streams an answer and times its first token."""
+"""A small client for vLLM's OpenAI interface: streams an answer and times its first token."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Client:
                     raise RuntimeError(f"the server broke off: {chunk['error']}")
                 usage = chunk.get("usage") or usage
                 for choice in chunk["choices"]:
-                    # The first event carries only the role: it is sent with the first token, not as one.
+                    # The first event carries only the role; the first token comes after it.
                     if choice.get("token_ids"):
                         if ttft_s is None:
                             ttft_s = time.perf_counter() - started

@@ -1,11 +1,11 @@
-"""The prompts: pages of Python's own language reference, as every Python carries them, and a question each."""
+"""The prompts: pages of the language reference that every Python carries, a question on each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pydoc_data.topics import topics
 
-# The page a document begins with (others follow until it is long enough), and what is asked about it.
+# The page a document begins with (others follow until it is long enough), and the question.
 QUESTIONS = (
     ("with", "What does the with statement do with an exception?"),
     ("formatstrings", "What does the ',' option signal in a format specification?"),
@@ -14,11 +14,12 @@ QUESTIONS = (
     ("class", "What is a class definition?"),
     ("yield", "When is a yield expression used?"),
 )
-# Documents must not share pages in the same places, or the second would hit what the first left.
 _NAMES = sorted(topics)
 
 
-def prompts(number: int, min_tokens: int, count_tokens: Callable[[str], int]) -> list[tuple[str, str]]:
+def prompts(
+    number: int, min_tokens: int, count_tokens: Callable[[str], int]
+) -> list[tuple[str, str]]:
     """The first `number` questions, each with a prompt of `min_tokens` tokens or a few more."""
     return [
         (question, fitted(page, question, min_tokens, count_tokens))
@@ -32,7 +33,7 @@ def fitted(page: str, question: str, min_tokens: int, count_tokens: Callable[[st
     names = _NAMES[start:] + _NAMES[:start]
     lines = "\n\n".join(topics[name].strip() for name in names).splitlines()
     low, high = 1, len(lines)
-    # A token has at least one letter, so twice as many letters in lines are not needed to begin with.
+    # Here a token is 3 to 4 letters: more than 8 times as many need not be sent to be counted.
     while high > 2 and sum(map(len, lines[: high // 2])) > 8 * min_tokens:
         high //= 2
     while low < high:

@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from typing_extensions import Self
+
 from .progress import Progress
 
 HOST = "127.0.0.1"
-# `vllm serve` needs 20 to 40 s on two idle cores; a first start also compiles every module it imports.
+# `vllm serve` needs about 40 s on two idle cores, most of it for imports in three processes.
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_LINES = 40
@@ -48,8 +50,8 @@ def free_port() -> int:
 class Engine:
     """Use with `with`: inside, the server answers; afterwards none of its processes is left.
 
-    The server gets a session of its own, so that Ctrl-C reaches only this process, which then stops the
-    whole group in order. Should this process be killed outright, the kernel ends the server.
+    The server gets a session of its own, so that Ctrl-C reaches only this process, which then
+    stops the whole group in order. Should this process be killed, the kernel ends the server.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class Engine:
         self._command = [str(command), "serve", str(model), "--port", str(self.port)]
         self._command += [*ENGINE_ARGUMENTS, *arguments]
         self._environment = {**os.environ, **ENGINE_ENVIRONMENT, **(environment or {})}
+        # Three processes import vLLM: where this is set, each compiles all of its modules anew.
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._process: subprocess.Popen[bytes] | None = None
         self._log_file: TextIO | None = None
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:
@@ -93,7 +97,7 @@ class Engine:
             stderr=subprocess.STDOUT,
             env=self._environment,
             start_new_session=True,
-            preexec_fn=_end_with_parent(os.getpid()),
+            preexec_fn=_end_with_parent(os.getpid()),  # noqa: PLW1509 - no threads here
         )
         text = f"starting vllm serve on {HOST}:{self.port} (log: {self.log})"
         try:

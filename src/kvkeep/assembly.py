@@ -50,7 +50,7 @@ def open_cache(config: KVKeepConfig, namespace: Namespace, shape: ChunkShape) ->
     memory = config.memory
     size_bytes = memory.size_bytes if memory.enabled else memory.staging_bytes
     pool = _make_pool(size_bytes, shape.slot_bytes, "size" if memory.enabled else "staging")
-    hierarchy = Hierarchy(_links(config, namespace, pool), pool, namespace, shape)
+    hierarchy = Hierarchy(_links(config, pool), pool, namespace, shape)
     cache = KVCache(
         pool,
         make_policy(memory.policy, pool.num_slots),
@@ -59,6 +59,9 @@ def open_cache(config: KVKeepConfig, namespace: Namespace, shape: ChunkShape) ->
         keeps_memory=memory.enabled,
     )
     cache.open()
+    for link in hierarchy.links:
+        if isinstance(link.tier, DiskTier):
+            link.tier.describe(namespace.name, {"label": namespace.label, **dict(namespace.fields)})
     # Pages come with their first use, at a cost the first requests would pay.
     in_background("kvkeep-populate", lambda: pool.memory.populate(0, pool.memory.nbytes))
     logger.info(
@@ -90,7 +93,7 @@ def _make_pool(size_bytes: int, slot_bytes: Sequence[int], setting: str) -> Slot
         raise ConfigError(f"memory.{setting}: no {size_bytes} bytes to be had: {error}") from error
 
 
-def _links(config: KVKeepConfig, namespace: Namespace, pool: SlotPool) -> list[TierLink]:
+def _links(config: KVKeepConfig, pool: SlotPool) -> list[TierLink]:
     links: list[TierLink] = []
     if config.disk.paths:
         disk = config.disk
@@ -100,7 +103,6 @@ def _links(config: KVKeepConfig, namespace: Namespace, pool: SlotPool) -> list[T
             policy_name=disk.policy,
             odirect=cast("ODirect", disk.odirect),
         )
-        tier.describe(namespace.name, {"label": namespace.label, **dict(namespace.fields)})
         waiting = min(disk.write_queue_bytes, pool.memory.nbytes // _STORE_SHARE)
         links.append(TierLink.to(tier, num_threads=disk.io_threads, max_store_bytes=waiting))
     if config.remote.url is not None:

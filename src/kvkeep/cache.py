@@ -211,7 +211,7 @@ class KVCache:
     def _arrived(self, loadings: list[_Loading], batch: Future[list[bool]]) -> None:
         results = batch.result() if batch.exception() is None else [False] * len(loadings)
         with self._changed:
-            for loading, arrived in zip(loadings, results, strict=True):
+            for loading, arrived in reversed(list(zip(loadings, results, strict=True))):
                 del self._loading[loading.digest]
                 loading.arrived = arrived
                 if arrived and self._keeps_memory:
@@ -285,14 +285,16 @@ class KVCache:
             parts = reservation.lease.split()
             self._storing.difference_update(reservation.digests)
             writes: list[tuple[Digest, Lease]] = []
-            for digest, part in zip(reservation.digests, parts, strict=True):
+            # The end of a prefix first, so that its beginning is the more recent: a chunk is
+            # worth nothing without those before it.
+            for digest, part in reversed(list(zip(reservation.digests, parts, strict=True))):
                 slot = part.slots[0]
                 part.owner = self._index.owner
                 if self._index.insert(digest, part) and self.hierarchy.links:
                     writes.append((digest, self.pool.share([slot], "write")))
             self.counters.stored_chunks += len(parts)
             self.generation += 1
-        for digest, hold in writes:
+        for digest, hold in reversed(writes):
             written = self.hierarchy.store(digest, hold.slots[0])
             written.add_done_callback(lambda _, d=digest, h=hold: self._written(d, h))
 

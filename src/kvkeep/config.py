@@ -48,8 +48,8 @@ from kvkeep.config_values import (
 )
 from kvkeep.errors import ConfigError
 
-POLICY_NAMES = ("lru", "fifo", "lfu", "mru", "s3fifo")
-DEFAULT_POLICY_NAME = "lru"
+POLICY_NAMES = ("lru", "slru", "lfu", "s3fifo", "fifo", "mru")
+DEFAULT_POLICY_NAME = "slru"
 ODIRECT_NAMES = ("auto", "on", "off")
 
 MAX_CHUNK_TOKENS = 65536

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+NO_SLOT = -1
+"""A run whose bytes are lost: copying it is an error."""
+
 
 class CopyRun(NamedTuple):
     """One chunk, or its part from some block on."""

@@ -53,6 +53,11 @@ class Region(NamedTuple):
     run_bytes: int
 
     @property
+    def byte_counts(self) -> tuple[int, ...]:
+        """Every number of bytes that describes it: a word that divides them all may read it."""
+        return (self.offset, self.run_stride, self.block_stride, self.run_bytes)
+
+    @property
     def block_nbytes(self) -> int:
         """Bytes of one block that lie in this region."""
         return self.num_runs * self.run_bytes

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kvkeep.device.copier import CopyRun, Ended
+from kvkeep.device.copier import NO_SLOT, CopyRun, Ended
 from kvkeep.device.layout import BlockLayout, LayerTensor, Region
-from kvkeep.errors import LayoutError
+from kvkeep.errors import LayoutError, PoolError
 from kvkeep.memory.pool import HEADER_BYTES
 
 # Widest first: a strided copy goes element by element, so elements should be large.
@@ -55,10 +55,7 @@ class ReferenceCopier:
         self._pages: list[torch.Tensor] = []
         at = 0
         for region in layout.regions:
-            word = _word(
-                (region.offset, region.run_stride, region.block_stride, region.run_bytes)
-                + (layout.block_nbytes, at)
-            )
+            word = _word((*region.byte_counts, layout.block_nbytes, at))
             self._pages.append(_page_view(tensors[region.storage], region, layout.num_blocks, word))
             at += region.block_nbytes
         self._regions = layout.regions
@@ -79,6 +76,8 @@ class ReferenceCopier:
 
     def _pairs(self, run: CopyRun) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """For each region: its pages `[block, run, word]` and the slot's part for this run."""
+        if run.slot == NO_SLOT:
+            raise PoolError("the slot of this run is lost")
         if run.first_block + len(run.block_ids) > self._blocks_per_chunk:
             raise LayoutError(f"{run} is longer than a chunk of {self._blocks_per_chunk} blocks")
         start = run.slot * self._slot_bytes + HEADER_BYTES + run.first_block * self._block_nbytes

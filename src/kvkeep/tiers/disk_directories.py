@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 from collections.abc import Container, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 from kvkeep.errors import TierError
@@ -114,7 +115,7 @@ class Directories:
         for number, root in enumerate(self._roots):
             disk_layout.survey(root, number, known, survey)
         sound: dict[ChunkKey, Found] = {}
-        for file in sorted(survey.found, key=lambda file: file.mtime_ns):
+        for file in sorted(survey.found, key=attrgetter("mtime_ns")):
             if file.nbytes == 0:
                 self.remove(file.key, file.root)
                 continue

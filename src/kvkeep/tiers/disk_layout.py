@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,7 +28,6 @@ DESCRIPTION = "namespace.json"
 
 _TEMP_SUFFIX = ".tmp"
 _CHUNK_SUFFIX = ".kv"
-_CHUNK_NAME_LENGTH = 64 + len(_CHUNK_SUFFIX)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=-]{0,199}")
 _TEMP = re.compile(r"(?:[0-9a-f]{64}\.kv|namespace\.json)\.([0-9a-f]{16})-[0-9]+\.tmp")
 
@@ -134,18 +134,30 @@ def _survey_shard(
     known: Container[ChunkKey],
     into: Survey,
 ) -> None:
+    # 100,000 times at start, so plain and in one piece: 10 us a file where a tidy one took 14.
+    found, seen, prefix = into.found.append, into.seen.append, shard.name
     for entry in entries_of(shard.path):
-        digest = _digest(entry.name, shard.name)
-        if digest is None or not entry.is_file(follow_symlinks=False):
+        name = entry.name
+        try:
+            digest = bytes.fromhex(name[:64])
+        except ValueError:
+            digest = b""
+        # `fromhex` also takes capitals and spaces, which our own names never have.
+        if name != f"{digest.hex()}{_CHUNK_SUFFIX}" or len(digest) != 32 or name[:2] != prefix:
             _other(entry, into)
             continue
-        key = ChunkKey(namespace, rank, digest)
+        key = ChunkKey(namespace, rank, Digest(digest))
         if key in known:
-            into.seen.append(key)
+            seen(key)
             continue
-        with contextlib.suppress(FileNotFoundError):
+        try:
             status = entry.stat(follow_symlinks=False)
-            into.found.append(Found(key, number, status.st_size, status.st_mtime_ns))
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found(Found(key, number, status.st_size, status.st_mtime_ns))
+        else:
+            _other(entry, into)
 
 
 def _other(entry: os.DirEntry[str], into: Survey) -> None:
@@ -154,17 +166,6 @@ def _other(entry: os.DirEntry[str], into: Survey) -> None:
         into.foreign.append(entry.path)
     else:
         into.temps.append(Temp(entry.path, temp[1]))
-
-
-def _digest(name: str, shard: str) -> Digest | None:
-    if len(name) != _CHUNK_NAME_LENGTH or not name.endswith(_CHUNK_SUFFIX) or name[:2] != shard:
-        return None
-    try:
-        digest = bytes.fromhex(name[:64])
-    except ValueError:
-        return None
-    # `fromhex` also takes capitals and spaces; our own names have neither.
-    return Digest(digest) if digest.hex() == name[:64] else None
 
 
 def entries_of(directory: str) -> Iterator[os.DirEntry[str]]:

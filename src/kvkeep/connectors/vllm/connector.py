@@ -26,11 +26,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from kvkeep.assembly import choose_chunk_tokens, open_cache
 from kvkeep.config import LoadedConfig, load_config
-from kvkeep.connectors.vllm.messages import LayoutReport, StepPlan, StepReport
+from kvkeep.connectors.vllm import engine
+from kvkeep.connectors.vllm.messages import LayoutReport, LoadOp, StepPlan, StepReport
 from kvkeep.connectors.vllm.namespace import engine_namespace
 from kvkeep.connectors.vllm.prometheus import KVKeepPromMetrics, KVKeepStats, StatsSource
 from kvkeep.connectors.vllm.scheduler import Roles, SchedulerSide
 from kvkeep.connectors.vllm.worker import WorkerSide
+from kvkeep.device.copier import NO_SLOT, CopyRun
 from kvkeep.errors import ConfigError, KVKeepError, LayoutError
 from kvkeep.hierarchy import ChunkShape
 
@@ -87,6 +89,8 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._stats: StatsSource | None = None
+        self._broken_loads: list[LoadOp] = []
+        """Promised to the engine, but planned no more: workers report them as failed."""
         # A wrong setting stops the start, with one clear message: better than running for days
         # without the cache one believes to have.
         self._loaded = load_config(extra=self._kv_transfer_config.kv_connector_extra_config)
@@ -197,18 +201,35 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
             return 0, False
         return self._scheduler.match(request, num_computed_tokens)
 
-    @_guarded(_nothing)
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        if self._scheduler is not None:
-            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        if self._scheduler is None or (self.off_because and not num_external_tokens):
+            return
+        block_ids = blocks.get_block_ids()[0]
+        try:
+            self._scheduler.allocated(request, block_ids, num_external_tokens)
+        except Exception as error:
+            self.turn_off(f"update_state_after_alloc failed: {error!r}", exc_info=True)
+            if num_external_tokens:
+                # The request waits for this load. It must end, if only badly.
+                lost = CopyRun(NO_SLOT, 0, tuple(block_ids))
+                self._broken_loads.append(LoadOp(request.request_id, (lost,)))
 
-    @_guarded(StepPlan)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         if self._scheduler is None:
             return StepPlan()
-        return self._scheduler.plan_step(scheduler_output)
+        try:
+            if self.off_because:
+                plan = self._scheduler.plan_loads()
+            else:
+                plan = self._scheduler.plan_step(scheduler_output)
+        except Exception as error:
+            self.turn_off(f"build_connector_meta failed: {error!r}", exc_info=True)
+            plan = self._scheduler.plan_loads()
+        plan.loads += self._broken_loads
+        self._broken_loads = []
+        return plan
 
     @_guarded(_nothing)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -233,6 +254,15 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids[0] if block_ids else [])
 
+    @_guarded(dict)
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[Any, int]:
+        """Which of vLLM's kinds of source the hit's tokens came from (0.32 and later ask)."""
+        if self._scheduler is None:
+            return {}
+        return engine.hit_sources(self._scheduler.hit_tokens(request), num_external_tokens)
+
     @_guarded(lambda: False)
     def reset_cache(self) -> bool | None:
         if self._scheduler is not None:
@@ -241,7 +271,9 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- worker side ---------------------------------------------------------------------------
 
-    @_guarded(_nothing)
+    # Not guarded: the worker side ends every operation it is given, well or badly. A load that
+    # was promised must be reported, or its request would wait for ever.
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         plan = self._connector_metadata
         if self._worker is not None and isinstance(plan, StepPlan):
@@ -255,14 +287,12 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Whole chunks are stored once a step, by `wait_for_save`."""
 
-    @_guarded(_nothing)
     def wait_for_save(self) -> None:
         plan = self._connector_metadata
         if self._worker is not None and isinstance(plan, StepPlan):
             self._worker.store(plan)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        # Not guarded: a load that was begun must be reported, or its request waits for ever.
         return None, (self._worker.take_received() or None) if self._worker is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:

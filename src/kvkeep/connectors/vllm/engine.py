@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvkeep.errors import LayoutError
@@ -90,3 +91,20 @@ def embed_bytes(request: Any, start: int, stop: int) -> bytes | None:
         return None
     part = embeds[start : min(stop, len(embeds))].contiguous().cpu()
     return part.view(torch.uint8).numpy().tobytes()
+
+
+def hit_sources(by_tier: Mapping[str, int], num_tokens: int) -> dict[Any, int]:
+    """Tokens by vLLM's kinds of source, from tokens by our tiers. They sum to `num_tokens`."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    except ImportError:  # before 0.32 nobody asks
+        return {}
+    kinds = {"memory": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+    sources: dict[Any, int] = {}
+    for tier, count in by_tier.items():
+        kind = kinds.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED)
+        if count:
+            sources[kind] = sources.get(kind, 0) + count
+    if sum(sources.values()) != num_tokens:
+        return {CacheHitSource.EXTERNAL_UNSPECIFIED: num_tokens} if num_tokens else {}
+    return sources

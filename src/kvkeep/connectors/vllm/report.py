@@ -22,6 +22,7 @@ class RequestReport:
         "_fetch_s",
         "_num_tokens",
         "_storing",
+        "_is_complete",
         "_stored",
         "_store_s",
     )
@@ -35,6 +36,7 @@ class RequestReport:
         self._fetch_s = 0.0
         self._num_tokens = 0
         self._storing = 0
+        self._is_complete = False
         self._stored = 0
         self._store_s = 0.0
 
@@ -79,11 +81,19 @@ class RequestReport:
         self._num_tokens = request_tokens
 
     def stored(self, num_chunks: int, outcome: Outcome) -> None:
-        """Chunks have ended, well or badly; the line comes when none is under way any more."""
+        """Chunks have ended, well or badly."""
         self._storing -= num_chunks
         self._store_s += outcome.seconds
         self._stored += 0 if outcome.failed else num_chunks
-        if self._storing:
+        self._say_stored()
+
+    def complete(self) -> None:
+        """No more will be stored; the line comes once what is under way has ended."""
+        self._is_complete = True
+        self._say_stored()
+
+    def _say_stored(self) -> None:
+        if self._storing or not self._is_complete or not self._stored:
             return
         nbytes = self._stored * self._shape.total_nbytes
         logger.info(

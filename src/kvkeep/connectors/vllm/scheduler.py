@@ -59,7 +59,9 @@ class _Tracked:
     first_chunk: int = 0
     """Which of the request's chunks `fetch` begins with."""
     start_token: int = 0
-    """Where the engine's own prefix ended when `fetch` was last offered to it."""
+    """Where the engine's own prefix ended when it last asked."""
+    is_counted: bool = False
+    """Its tokens are in the counters: once a request, however often it is asked for."""
     missed: tuple[int, int, int] | None = None
     """(cache generation, first chunk, chunks) of the last look-up that found nothing."""
     is_loading: bool = False
@@ -116,6 +118,7 @@ class SchedulerSide:
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         tracked = self._track(request)
+        tracked.start_token = num_computed_tokens
         tracked.chain.extend(request.all_token_ids)
         if not self._roles.loads or num_computed_tokens % self._block_tokens:
             return 0, False
@@ -140,7 +143,6 @@ class SchedulerSide:
         if num_tokens < max(1, self._config.min_retrieve_tokens):
             self._let_go(tracked)
             return 0, False
-        tracked.start_token = num_computed_tokens
         return num_tokens, True
 
     def _track(self, request: Request) -> _Tracked:
@@ -201,6 +203,7 @@ class SchedulerSide:
         if tracked is None:
             return
         tracked.block_ids = list(block_ids)
+        self._count_tokens(tracked, num_tokens)
         fetch = tracked.fetch
         if num_tokens == 0 or fetch is None:
             if not tracked.is_loading:
@@ -234,6 +237,14 @@ class SchedulerSide:
             block = stop
         return tuple(runs)
 
+    def _count_tokens(self, tracked: _Tracked, num_tokens: int) -> None:
+        if tracked.is_counted or not self._roles.loads:
+            return
+        tracked.is_counted = True
+        requested = tracked.request.num_tokens - tracked.start_token
+        self._cache.counters.requested_tokens += requested
+        self._cache.counters.missed_tokens += requested - num_tokens
+
     def _count_hits(self, report: RequestReport) -> None:
         counters = self._cache.tier_counters()
         for source, num_tokens in report.hit_tokens.items():
@@ -244,13 +255,19 @@ class SchedulerSide:
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """What the workers do in the step that `output` describes."""
         self._follow_blocks(output)
-        plan = StepPlan(loads=self._loads, stores=self._plan_stores(output))
-        self._loads = []
-        if plan.loads or plan.stores:
+        stores = self._plan_stores(output)
+        plan = self.plan_loads()
+        if stores:
+            plan.stores = stores
             plan.pool = self._place
-        elif self._fetching and output.total_num_scheduled_tokens == 0:
+        if plan.pool is None and self._fetching and output.total_num_scheduled_tokens == 0:
             self._cache.wait(_IDLE_WAIT_S)
         return plan
+
+    def plan_loads(self) -> StepPlan:
+        """The loads that the engine was promised since the last plan, and nothing else."""
+        loads, self._loads = self._loads, []
+        return StepPlan(self._place if loads else None, loads)
 
     def _follow_blocks(self, output: SchedulerOutput) -> None:
         """Add the blocks that running requests were given for this step."""
@@ -282,7 +299,7 @@ class SchedulerSide:
             if not self._config.save_decode_cache and ready == limit // self._chunk_tokens:
                 finished.append(request_id)
         for request_id in finished:
-            del self._to_store[request_id]
+            self._to_store.pop(request_id).report.complete()
         return ops
 
     def _plan_store(self, tracked: _Tracked, ready: int) -> StoreOp | None:
@@ -363,16 +380,21 @@ class SchedulerSide:
             self._let_go(tracked)
             self._forget(request.request_id)
         else:
-            self._to_store.pop(request.request_id, None)
+            self._stop_storing(request.request_id)
 
     def _forget(self, request_id: str) -> None:
         self._tracked.pop(request_id, None)
-        self._to_store.pop(request_id, None)
+        self._stop_storing(request_id)
 
-    @property
-    def has_work(self) -> bool:
-        """Copies are under way whose end must still be told."""
-        return bool(self._stores or self._loads)
+    def _stop_storing(self, request_id: str) -> None:
+        tracked = self._to_store.pop(request_id, None)
+        if tracked is not None:
+            tracked.report.complete()
+
+    def hit_tokens(self, request: Request) -> dict[str, int]:
+        """Tier name -> tokens that the request's planned load takes from it."""
+        tracked = self._tracked.get(request.request_id)
+        return dict(tracked.report.hit_tokens) if tracked is not None else {}
 
     @property
     def cache(self) -> KVCache:

@@ -1,0 +1,196 @@
+"""KVCache against a model that only says which bytes belong to which digest.
+
+Whatever fails, waits, or is spoiled underneath: bytes that are given are the right ones, nothing
+is lost track of, and nothing is held at the end.
+"""
+
+import hashlib
+
+import pytest
+from cache_helpers import content, eventually
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from kvkeep.memory.pool import HEADER_BYTES
+from kvkeep.testing.fake import PATIENCE_S, FakeClock, FakeTier, fake_cache
+from kvkeep.tiers.wrappers import FaultRates, Faulty
+from kvkeep.types import Digest
+
+NUM_SLOTS = 5
+CHAINS = [
+    [Digest(hashlib.sha256(b"%d" % number).digest()) for number in numbers]
+    for numbers in ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 10, 11), (20, 21, 22))
+]
+NBYTES = len(content(CHAINS[0][0]))
+FAULTS = [
+    FaultRates(),
+    FaultRates(error=0.3),
+    FaultRates(miss=0.3),
+    FaultRates(corrupt=0.3),
+    FaultRates(truncate=0.3),
+    FaultRates(drop=0.3, corrupt=0.1, error=0.1),
+]
+
+runs = st.sampled_from(CHAINS).flatmap(
+    lambda chain: st.integers(1, len(chain)).map(lambda length: tuple(chain[:length]))
+)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    reservations = Bundle("reservations")
+    fetches = Bundle("fetches")
+
+    keeps_memory = True
+
+    def __init__(self):
+        super().__init__()
+        self.near, self.far = FakeTier("near"), FakeTier("far")
+        self.faulty = [Faulty(self.near, seed=1), Faulty(self.far, seed=2)]
+        self.clock = FakeClock()
+        self.cache = fake_cache(
+            *self.faulty,
+            num_slots=NUM_SLOTS,
+            payload_nbytes=[NBYTES],
+            keeps_memory=self.keeps_memory,
+            clock=self.clock,
+        )
+        self.gates = {}
+        self.open_fetches = []
+        self.open_reservations = []
+        self.known = set()  # digests whose bytes were ever written
+
+    # -- what an engine does -------------------------------------------------------------------
+
+    @rule(target=reservations, digests=runs)
+    def reserve(self, digests):
+        reservation = self.cache.reserve(digests, "computes")
+        if reservation is None:
+            return multiple()
+        assert reservation.digests == tuple(digests[at] for at in reservation.positions)
+        assert len(reservation.lease.slots) == len(reservation.digests)
+        self.open_reservations.append(reservation)
+        return reservation
+
+    @rule(reservation=consumes(reservations))
+    def publish(self, reservation):
+        for digest, slot in zip(reservation.digests, reservation.lease.slots, strict=True):
+            payload = self.cache.pool.view(slot)[HEADER_BYTES:]
+            payload[:NBYTES] = content(digest)
+            self.known.add(digest)
+        self.open_reservations.remove(reservation)
+        self.cache.publish(reservation)
+
+    @rule(reservation=consumes(reservations))
+    def abandon(self, reservation):
+        for slot in reservation.lease.slots:  # half a copy may have been made
+            self.cache.pool.view(slot)[HEADER_BYTES:] = b"\xa5" * 4096
+        self.open_reservations.remove(reservation)
+        self.cache.abandon(reservation)
+
+    @rule(target=fetches, digests=runs)
+    def fetch(self, digests):
+        match = self.cache.match(digests)
+        assert match.digests == digests[: len(match.digests)]
+        assert set(match.digests) <= self.known
+        assert match.in_memory <= len(match.digests)
+        fetch = self.cache.fetch(match, "reads")
+        self.open_fetches.append((fetch, match.digests))
+        return fetch, match.digests
+
+    @rule(fetch=fetches)
+    def give_up(self, fetch):
+        if fetch in self.open_fetches:
+            self.cache.give_up(fetch[0])
+            assert fetch[0].done
+
+    @rule(fetch=consumes(fetches))
+    def release(self, fetch):
+        self.cache.release(fetch[0])
+        self.cache.release(fetch[0])
+        self.open_fetches.remove(fetch)
+
+    @rule()
+    def clear_memory(self):
+        self.cache.clear_memory()
+
+    # -- what happens to it --------------------------------------------------------------------
+
+    @rule(tier=st.sampled_from([0, 1]), rates=st.sampled_from(FAULTS))
+    def change_faults(self, tier, rates):
+        self.faulty[tier].rates = rates
+
+    @rule(tier=st.sampled_from([0, 1]), at=st.integers(0, HEADER_BYTES + NBYTES - 1))
+    def spoil(self, tier, at):
+        for key in list((self.near, self.far)[tier].values)[:1]:
+            (self.near, self.far)[tier].flip(key, at)
+
+    @rule(tier=st.sampled_from([0, 1]))
+    def lose(self, tier):
+        (self.near, self.far)[tier].values.clear()
+
+    @rule(tier=st.sampled_from(["near", "far"]), operation=st.sampled_from(["load", "store"]))
+    def hold(self, tier, operation):
+        if (tier, operation) not in self.gates:
+            gate = self.gates[tier, operation] = getattr(self, tier).held(operation)
+            gate.__enter__()
+
+    @rule()
+    def let_go(self):
+        for gate in self.gates.values():
+            gate.__exit__(None, None, None)
+        self.gates.clear()
+        self.drain()
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 60.0]))
+    def time_passes(self, seconds):
+        self.clock.advance(seconds)
+
+    def drain(self):
+        assert self.cache.hierarchy.flush(PATIENCE_S)
+        eventually(lambda: not self.cache._loading)
+        eventually(lambda: "write" not in self.cache.pool.owners())
+        assert all(fetch.done for fetch, _ in self.open_fetches)
+
+    # -- what must hold ------------------------------------------------------------------------
+
+    @invariant()
+    def what_is_given_is_right(self):
+        for fetch, digests in self.open_fetches:
+            assert len(fetch.slots) <= len(digests)
+            for slot, digest in zip(fetch.slots, digests, strict=False):
+                payload = self.cache.pool.view(slot)[HEADER_BYTES : HEADER_BYTES + NBYTES]
+                assert payload == content(digest)
+            assert sum(count for _, count in fetch.source_runs()) == len(fetch.slots)
+
+    @invariant()
+    def nothing_is_lost_track_of(self):
+        self.cache.check_integrity()
+        owners = self.cache.pool.owners()
+        assert set(owners) <= {"memory", "write", "computes", "reads"}
+        computing = sum(len(open_.lease.slots) for open_ in self.open_reservations)
+        assert owners.get("computes", 0) == computing
+        assert self.cache.num_chunks <= NUM_SLOTS
+
+    def teardown(self):
+        self.let_go()
+        for fetch, _ in self.open_fetches:
+            self.cache.release(fetch)
+        for reservation in self.open_reservations:
+            self.cache.abandon(reservation)
+        owners = self.cache.pool.owners()
+        assert set(owners) <= {"memory"}
+        assert owners.get("memory", 0) == self.cache.num_chunks
+        if not self.keeps_memory:
+            assert owners == {}
+        self.cache.close()
+        assert self.cache.pool.owners() == {}
+        assert self.cache.pool.free_slots == NUM_SLOTS
+
+
+@pytest.mark.parametrize("keeps_memory", [True, False])
+def test_against_a_model(keeps_memory):
+    machine = type("Machine", (CacheMachine,), {"keeps_memory": keeps_memory})
+    case = machine.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case("runTest").runTest()
