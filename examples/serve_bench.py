@@ -4,9 +4,9 @@
     python -m examples.serve_bench --disk     # kept on disk
 
 The server is started with LMCache's own environment and connector name; where LMCache is not
-installed, kvkeep answers to both. The second run sends the same prompts again, so its time to first
-token is that of hits. The engine's own prefix cache is off. Run from the checkout, after `make model`,
-with `.venv/bin/python`. Both serving tables are vLLM's own.
+installed, kvkeep answers to both. The second run sends the same prompts again, so its time to
+first token is that of hits. The engine's own prefix cache is off, and both serving tables are
+vLLM's. Run with `.venv/bin/python` in the checkout, after `make model`.
 """
 
 from __future__ import annotations

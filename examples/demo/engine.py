@@ -23,6 +23,8 @@ HOST = "127.0.0.1"
 # `vllm serve` needs about 40 s on two idle cores, most of it for imports in three processes.
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
+# Before it answers a server has nothing to save, and is deaf to signals for much of the time.
+STOP_STARTING_TIMEOUT_S = 3.0
 LOG_TAIL_LINES = 40
 PR_SET_PDEATHSIG = 1
 
@@ -74,6 +76,7 @@ class Engine:
         # Three processes import vLLM: where this is set, each compiles all of its modules anew.
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._process: subprocess.Popen[bytes] | None = None
+        self._answers = False
         self._log_file: TextIO | None = None
 
     def __enter__(self) -> Self:
@@ -104,6 +107,7 @@ class Engine:
             self._progress.wait_for(text, self._healthy, START_TIMEOUT_S)
         except TimeoutError as error:
             raise EngineFailedError(f"{error}\n{self.log_tail()}") from error
+        self._answers = True
 
     def _healthy(self) -> bool | None:
         """True once the server answers, None while it does not yet."""
@@ -137,7 +141,7 @@ class Engine:
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(STOP_TIMEOUT_S)
+                    process.wait(STOP_TIMEOUT_S if self._answers else STOP_STARTING_TIMEOUT_S)
             # The engine core is a child of the server and may need a moment more.
             deadline = time.monotonic() + 5
             while _group_members(process.pid) and time.monotonic() < deadline:

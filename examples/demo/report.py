@@ -10,6 +10,7 @@ from html import escape
 from .client import Answer
 
 BAR_COLUMNS = 50
+QUESTION_COLUMNS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Summary:
 
 
 def table(results: Sequence[Result]) -> str:
-    wide = max(len(result.question) for result in results)
+    wide = QUESTION_COLUMNS
     blank = " " * wide
     lines = [
         f"{blank}  prompt    time to first token, s         faster by        hit tokens     same",
@@ -76,12 +77,16 @@ def table(results: Sequence[Result]) -> str:
     for result in results:
         cold, memory, disk = result.cold, result.memory, result.disk
         lines.append(
-            f"{result.question:{wide}}  {cold.prompt_tokens:6}  "
+            f"{shortened(result.question):{wide}}  {cold.prompt_tokens:6}  "
             f"{cold.ttft_s:6.2f}  {memory.ttft_s:7.3f}  {disk.ttft_s:7.3f}  "
             f"{result.memory_ratio:7.1f}x {result.disk_ratio:7.1f}x   "
             f"{memory.hit_tokens:6} {disk.hit_tokens:6}  {'yes' if result.identical else 'NO'}"
         )
     return "\n".join(lines)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= QUESTION_COLUMNS else f"{text[: QUESTION_COLUMNS - 3]}..."
 
 
 def differences(results: Sequence[Result]) -> str:

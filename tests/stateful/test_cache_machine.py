@@ -7,13 +7,12 @@ is lost track of, and nothing is held at the end.
 import hashlib
 
 import pytest
-from cache_helpers import content, eventually
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from kvkeep.memory.pool import HEADER_BYTES
-from kvkeep.testing.fake import PATIENCE_S, FakeClock, FakeTier, fake_cache
+from kvkeep.testing.fake import FakeClock, FakeEngine, FakeTier, eventually, fake_cache
 from kvkeep.tiers.wrappers import FaultRates, Faulty
 from kvkeep.types import Digest
 
@@ -22,7 +21,7 @@ CHAINS = [
     [Digest(hashlib.sha256(b"%d" % number).digest()) for number in numbers]
     for numbers in ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 10, 11), (20, 21, 22))
 ]
-NBYTES = len(content(CHAINS[0][0]))
+NBYTES = 256
 FAULTS = [
     FaultRates(),
     FaultRates(error=0.3),
@@ -55,6 +54,7 @@ class CacheMachine(RuleBasedStateMachine):
             keeps_memory=self.keeps_memory,
             clock=self.clock,
         )
+        self.engine = FakeEngine(self.cache)
         self.gates = {}
         self.open_fetches = []
         self.open_reservations = []
@@ -74,17 +74,15 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(reservation=consumes(reservations))
     def publish(self, reservation):
-        for digest, slot in zip(reservation.digests, reservation.lease.slots, strict=True):
-            payload = self.cache.pool.view(slot)[HEADER_BYTES:]
-            payload[:NBYTES] = content(digest)
-            self.known.add(digest)
+        self.engine.write(reservation)
+        self.known.update(reservation.digests)
         self.open_reservations.remove(reservation)
         self.cache.publish(reservation)
 
     @rule(reservation=consumes(reservations))
     def abandon(self, reservation):
         for slot in reservation.lease.slots:  # half a copy may have been made
-            self.cache.pool.view(slot)[HEADER_BYTES:] = b"\xa5" * 4096
+            self.engine.payload(slot)[:100] = b"\xa5" * 100
         self.open_reservations.remove(reservation)
         self.cache.abandon(reservation)
 
@@ -147,9 +145,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
 
     def drain(self):
-        assert self.cache.hierarchy.flush(PATIENCE_S)
+        self.engine.settle()
         eventually(lambda: not self.cache._loading)
-        eventually(lambda: "write" not in self.cache.pool.owners())
         assert all(fetch.done for fetch, _ in self.open_fetches)
 
     # -- what must hold ------------------------------------------------------------------------
@@ -157,10 +154,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_given_is_right(self):
         for fetch, digests in self.open_fetches:
-            assert len(fetch.slots) <= len(digests)
-            for slot, digest in zip(fetch.slots, digests, strict=False):
-                payload = self.cache.pool.view(slot)[HEADER_BYTES : HEADER_BYTES + NBYTES]
-                assert payload == content(digest)
+            self.engine.check(fetch, digests[: len(fetch.slots)])
             assert sum(count for _, count in fetch.source_runs()) == len(fetch.slots)
 
     @invariant()

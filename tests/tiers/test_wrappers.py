@@ -5,7 +5,7 @@ import pytest
 
 from kvkeep.errors import TierError
 from kvkeep.testing.tiers import TierTests, key_of, load_one, value_of
-from kvkeep.tiers.base import Tier
+from kvkeep.tiers.base import Occupancy, Tier
 from kvkeep.tiers.wrappers import Delayed, FaultRates, Faulty, Measured, Wrapper
 
 
@@ -86,6 +86,13 @@ def test_wrappers_pass_on_who_the_tier_is(wrap):
     assert inner.is_open
     tier.close()
     assert not inner.is_open
+
+
+def test_wrappers_pass_on_how_full_the_tier_is():
+    inner = DictTier()
+    assert Wrapper(inner).occupancy() == (0, 0)
+    inner.occupancy = lambda: Occupancy(1, 2)
+    assert Wrapper(inner).occupancy() == (1, 2)
 
 
 def test_measured_tells_of_each_call():

@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> Exit:
     if args.json:
         print_json({"directories": [asdict(one) for one in totals]})
     else:
-        print("\n\n".join(table(("directory", one_line(one.directory)), _rows(one)) for one in totals))
+        print(
+            "\n\n".join(table(("directory", one_line(one.directory)), _rows(one)) for one in totals)
+        )
     return Exit.OK
 
 

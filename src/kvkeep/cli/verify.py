@@ -32,7 +32,8 @@ from kvkeep.tiers.disk_layout import Found
 from kvkeep.tiers.disk_presence import Presence
 
 _DEFAULT_JOBS = 4
-"""Enough to keep an NVMe drive busy; one thread reads and sums 1 to 2 GB/s."""
+"""Two cores, virtual disk, 945 MB, `kvkeep verify DIR --jobs N` twice each beside other work:
+N=1 0.7-0.8 GB/s, 2 1.1-1.3, 4 1.2-1.7, 8 1.2."""
 _PROGRESS_S = 0.2
 
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
-from kvkeep.cache import KVCache
+from kvkeep.cache import Fetch, KVCache, Reservation
 from kvkeep.device.copier import CopyRun, Ended
 from kvkeep.errors import TierError
 from kvkeep.hierarchy import ChunkShape, Hierarchy, TierLink
@@ -24,6 +26,14 @@ from kvkeep.types import ChunkKey, Digest
 
 PATIENCE_S = 5.0
 """How long a test waits for what must come soon, before it takes it for lost."""
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Return once `holds()` is true; fail where that does not come about."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "did not come about"
+        time.sleep(0.001)
 
 
 class FakeClock:
@@ -211,3 +221,57 @@ def fake_cache(
     cache = KVCache(pool, policy, hierarchy, shape, keeps_memory=keeps_memory)
     cache.open()
     return cache
+
+
+class FakeEngine:
+    """What an engine does with a cache, on one rank, at once and without a device.
+
+    A chunk's bytes follow from its digest, so that whoever is given some can tell whether they
+    are right.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+
+    def payload(self, slot: int) -> memoryview:
+        """The slot's bytes that hold KV."""
+        nbytes = self.cache.shape.payload_nbytes[0]
+        return self.cache.pool.view(slot)[HEADER_BYTES : HEADER_BYTES + nbytes]
+
+    def content(self, digest: Digest) -> bytes:
+        """The bytes that belong to `digest`."""
+        return hashlib.shake_128(digest).digest(self.cache.shape.payload_nbytes[0])
+
+    def write(self, reservation: Reservation) -> None:
+        """Compute the reserved chunks into their slots."""
+        for digest, slot in zip(reservation.digests, reservation.lease.slots, strict=True):
+            self.payload(slot)[:] = self.content(digest)
+
+    def put(self, digests: Sequence[Digest]) -> tuple[Digest, ...]:
+        """Keep `digests`, and wait for the slow tiers; which of them were new and had room."""
+        reservation = self.cache.reserve(digests, "request")
+        if reservation is None:
+            return ()
+        self.write(reservation)
+        self.cache.publish(reservation)
+        self.settle()
+        return reservation.digests
+
+    def get(self, digests: Sequence[Digest]) -> list[tuple[str, int]]:
+        """Match, fetch, check, release; the (tier, chunks) runs that came."""
+        fetch = self.cache.fetch(self.cache.match(digests), "request")
+        eventually(lambda: fetch.done)
+        self.check(fetch, digests[: len(fetch.slots)])
+        self.cache.release(fetch)
+        return fetch.source_runs()
+
+    def check(self, fetch: Fetch, digests: Sequence[Digest]) -> None:
+        """`fetch` holds exactly `digests`, and their bytes are theirs."""
+        assert len(fetch.slots) == len(digests)
+        for digest, slot in zip(digests, fetch.slots, strict=True):
+            assert self.payload(slot) == self.content(digest), f"slot {slot} is another chunk's"
+
+    def settle(self) -> None:
+        """Wait until nothing is under way between memory and slow tiers."""
+        assert self.cache.hierarchy.flush(PATIENCE_S)
+        eventually(lambda: "write" not in self.cache.pool.owners())

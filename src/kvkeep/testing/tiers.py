@@ -23,7 +23,7 @@ from typing import ClassVar
 import pytest
 
 from kvkeep.testing.tier_model import check_against_model
-from kvkeep.tiers.base import Tier
+from kvkeep.tiers.base import BoundedTier, Tier
 from kvkeep.types import ChunkKey, Digest
 
 NAMESPACE = "model-0123456789abcdef"
@@ -208,6 +208,16 @@ class TierTests:
         for _ in range(3):
             assert tier.contains(keys) == [True, True, False, False]
         assert [load_one(tier, key) for key in keys] == [b"a", b"b", None, None]
+
+    def test_says_how_full_it_is(self, tier: Tier) -> None:
+        if not isinstance(tier, BoundedTier) or not tier.occupancy().cap_bytes:
+            pytest.skip("this tier has no cap of its own")
+        before = tier.occupancy()
+        tier.store([key_of(1)], [memoryview(value_of(1, 8192))])
+        after = tier.occupancy()
+        assert before.used_bytes + 8192 <= after.used_bytes <= after.cap_bytes
+        tier.delete([key_of(1)])
+        assert tier.occupancy() == before
 
     def test_closes_twice(self, tmp_path: Path) -> None:
         tier = self.make(tmp_path)

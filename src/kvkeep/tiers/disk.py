@@ -1,8 +1,8 @@
 """The disk tier: one file a chunk, direct I/O into the caller's buffer, an index in RAM.
 
 What it keeps survives the process: `open` reads the names back. The cap counts what was there
-before. This file joins two halves: `disk_index` counts the room and evicts, `disk_directories` does
-the I/O.
+before. Two halves are joined here: `disk_index` counts room and evicts, `disk_directories` has the
+I/O.
 
 Several processes may share a directory. Each has its own index; a file that another removed is a
 miss, one that another wrote is taken in when the directories are looked through again, about every
@@ -27,6 +27,7 @@ from pathlib import Path
 from kvkeep.errors import TierError, TierUnavailable
 from kvkeep.policies import make_policy
 from kvkeep.tiers import disk_files
+from kvkeep.tiers.base import Occupancy
 from kvkeep.tiers.disk_directories import Directories, ODirect
 from kvkeep.tiers.disk_index import DiskIndex, DiskStats, Entry, Leaving, NoClaim
 from kvkeep.types import ChunkKey
@@ -39,8 +40,7 @@ RESCAN_SHARE = 0.02
 RESTAMP_S = 600.0
 """A load's new time costs a system call and a dirty inode; order within ten minutes is enough."""
 ROOM_ON_FULL_DISK = 0.01
-"""When the disk is full before the cap is, this share of what we keep goes at once, so that not
-every later store has to fail first."""
+"""When the disk is full before the cap is, this share goes at once: not every store shall fail."""
 
 _TYPICAL_CHUNK_BYTES = 1 << 20  # only to tell a policy about how many keys to expect
 
@@ -87,10 +87,8 @@ class DiskTier:
         if not self._paths:
             raise TierUnavailable("the disk tier has no directory")
         self._index = self._new_index()
-        with (
-            disk_files.mapped("cannot open", ", ".join(self._paths)),
-            contextlib.ExitStack() as undo,
-        ):
+        where = ", ".join(self._paths)
+        with disk_files.mapped("cannot open", where), contextlib.ExitStack() as undo:
             directories = Directories(self._paths, self._odirect)
             undo.callback(directories.close)
             directories.open()
@@ -162,6 +160,10 @@ class DiskTier:
         directories = self._directories
         direct = directories is not None and directories.direct
         return self._index.stats(self._failed_reads, self._foreign_files, direct=direct)
+
+    def occupancy(self) -> Occupancy:
+        """As `BoundedTier.occupancy`; takes no lock."""
+        return Occupancy(self._index.used_bytes, self._size_bytes)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` where the index, the policy and the used bytes disagree."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvkeep.errors import TierError
-from kvkeep.tiers.base import Tier
+from kvkeep.tiers.base import BoundedTier, Occupancy, Tier
 from kvkeep.types import ChunkKey
 
 Operation = Literal["contains", "load", "store", "delete"]
@@ -50,6 +50,10 @@ class Wrapper:
     def close(self) -> None:
         """As `Tier.close`."""
         self.inner.close()
+
+    def occupancy(self) -> Occupancy:
+        """As `BoundedTier.occupancy`; a cap of 0 where the tier within has none of its own."""
+        return self.inner.occupancy() if isinstance(self.inner, BoundedTier) else Occupancy(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
