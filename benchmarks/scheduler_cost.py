@@ -24,6 +24,8 @@ REPEATS = 31
 
 @dataclass
 class FakeRequest:
+    """What the scheduler side reads of vLLM's `Request`."""
+
     request_id: str
     all_token_ids: list[int]
     cache_salt: str | None = None
@@ -71,7 +73,7 @@ def one_request(side: SchedulerSide, request: FakeRequest, block_tokens: int) ->
     side.take_results(report, {op.request_id for op in plan.loads})
     side.finished(request)  # type: ignore[arg-type]
     at.append(clock())
-    look_up, again, plan_s, results = (b - a for a, b in zip(at, at[1:], strict=False))
+    look_up, again, plan_s, results = (at[n + 1] - at[n] for n in range(4))
     return {
         "first_sight_us": (look_up + plan_s + results) * 1e6,
         "look_up_us": look_up * 1e6,

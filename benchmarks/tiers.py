@@ -112,11 +112,7 @@ class Engine:
         ]
 
     def runs(self, slots: tuple[int, ...]) -> list[CopyRun]:
-        per_chunk = self.blocks_per_chunk
-        return [
-            CopyRun(slot, 0, tuple(self.order[at * per_chunk : (at + 1) * per_chunk]))
-            for at, slot in enumerate(slots)
-        ]
+        return [CopyRun(slots, 0, tuple(self.order[: len(slots) * self.blocks_per_chunk]))]
 
     def put(self) -> None:
         reservation = self.cache.reserve(self.digests, "bench")

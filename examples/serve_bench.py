@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
+    # As an exception, so that the server and the client are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     progress = Progress()
     folder = options.folder / "serve-bench-kv" if options.disk else None
     if folder is not None:

@@ -211,11 +211,12 @@ class KVCache:
     def _arrived(self, loadings: list[_Loading], batch: Future[list[bool]]) -> None:
         results = batch.result() if batch.exception() is None else [False] * len(loadings)
         with self._changed:
+            # The end of a prefix first, so that its beginning becomes the more recent.
             for loading, arrived in reversed(list(zip(loadings, results, strict=True))):
                 del self._loading[loading.digest]
                 loading.arrived = arrived
                 if arrived and self._keeps_memory:
-                    self._index.insert(loading.digest, loading.lease)
+                    self._index.insert([loading.digest], loading.lease)
                 else:
                     loading.lease.release()
                 for fetch in loading.waiting:
@@ -282,19 +283,18 @@ class KVCache:
     def publish(self, reservation: Reservation) -> None:
         """The chunks' bytes are in their slots: keep them, and write them through."""
         with self._lock:
-            parts = reservation.lease.split()
             self._storing.difference_update(reservation.digests)
-            writes: list[tuple[Digest, Lease]] = []
-            # The end of a prefix first, so that its beginning is the more recent: a chunk is
-            # worth nothing without those before it.
-            for digest, part in reversed(list(zip(reservation.digests, parts, strict=True))):
-                slot = part.slots[0]
-                part.owner = self._index.owner
-                if self._index.insert(digest, part) and self.hierarchy.links:
-                    writes.append((digest, self.pool.share([slot], "write")))
-            self.counters.stored_chunks += len(parts)
+            new = self._index.insert(reservation.digests, reservation.lease)
+            self.counters.stored_chunks += len(new)
             self.generation += 1
-        for digest, hold in reversed(writes):
+            writes: list[tuple[Digest, Lease]] = []
+            if self.hierarchy.links:
+                slots = self._index.slots(new)
+                writes = [
+                    (digest, self.pool.share([slot], "write"))
+                    for digest, slot in zip(new, slots, strict=True)
+                ]
+        for digest, hold in writes:
             written = self.hierarchy.store(digest, hold.slots[0])
             written.add_done_callback(lambda _, d=digest, h=hold: self._written(d, h))
 
@@ -302,7 +302,7 @@ class KVCache:
         with self._changed:
             hold.release()
             if not self._keeps_memory:
-                self._index.remove(digest)
+                self._index.remove([digest])
             self._changed.notify_all()
 
     def abandon(self, reservation: Reservation) -> None:

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from kvkeep.errors import PoolError
+
 NO_SLOT = -1
-"""A run whose bytes are lost: copying it is an error."""
+"""In place of a slot whose bytes are lost: copying it is an error."""
 
 
 class CopyRun(NamedTuple):
-    """One chunk, or its part from some block on."""
+    """Chunks that follow one another in a request; the first may be there only in part.
 
-    slot: int
+    One run for many chunks, since plans are made on the scheduler's path and sent to workers.
+    """
+
+    slots: tuple[int, ...]
+    """One a chunk."""
     first_block: int
-    """Which of the chunk's blocks the first of `block_ids` is."""
+    """Which of the first chunk's blocks the first of `block_ids` is."""
     block_ids: tuple[int, ...]
-    """The engine's blocks, in the order of their tokens."""
+    """The engine's blocks, in the order of their tokens, over all chunks."""
+
+    def chunks(self, blocks_per_chunk: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """(slot, first block within the chunk, block ids) for each chunk. Raises `PoolError`
+        where slots and blocks do not match, or a slot is lost.
+        """
+        at, first = 0, self.first_block
+        for slot in self.slots:
+            part = self.block_ids[at : at + blocks_per_chunk - first]
+            if slot == NO_SLOT or not part:
+                raise PoolError(f"slot {slot} is lost, or has no blocks")
+            yield slot, first, part
+            at, first = at + len(part), 0
+        if at != len(self.block_ids):
+            raise PoolError(f"{len(self.block_ids) - at} blocks have no slot")
 
 
 class CopyEvent(Protocol):

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kvkeep.device.copier import NO_SLOT, CopyRun, Ended
+from kvkeep.device.copier import CopyRun, Ended
 from kvkeep.device.layout import BlockLayout, LayerTensor, Region
-from kvkeep.errors import LayoutError, PoolError
 from kvkeep.memory.pool import HEADER_BYTES
 
 # Widest first: a strided copy goes element by element, so elements should be large.
@@ -62,32 +61,32 @@ class ReferenceCopier:
 
     def gather(self, runs: Sequence[CopyRun]) -> Ended:
         for run in runs:
-            for pages, chunk in self._pairs(run):
-                for at, block in enumerate(run.block_ids):
-                    chunk[at].copy_(pages[block])
+            for slot, first, block_ids in run.chunks(self._blocks_per_chunk):
+                for pages, chunk in self._pairs(slot, first, len(block_ids)):
+                    for at, block in enumerate(block_ids):
+                        chunk[at].copy_(pages[block])
         return Ended()
 
     def scatter(self, runs: Sequence[CopyRun]) -> Ended:
         for run in runs:
-            for pages, chunk in self._pairs(run):
-                for at, block in enumerate(run.block_ids):
-                    pages[block].copy_(chunk[at])
+            for slot, first, block_ids in run.chunks(self._blocks_per_chunk):
+                for pages, chunk in self._pairs(slot, first, len(block_ids)):
+                    for at, block in enumerate(block_ids):
+                        pages[block].copy_(chunk[at])
         return Ended()
 
-    def _pairs(self, run: CopyRun) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each region: its pages `[block, run, word]` and the slot's part for this run."""
-        if run.slot == NO_SLOT:
-            raise PoolError("the slot of this run is lost")
-        if run.first_block + len(run.block_ids) > self._blocks_per_chunk:
-            raise LayoutError(f"{run} is longer than a chunk of {self._blocks_per_chunk} blocks")
-        start = run.slot * self._slot_bytes + HEADER_BYTES + run.first_block * self._block_nbytes
-        blocks = self._slots[start : start + len(run.block_ids) * self._block_nbytes]
-        blocks = blocks.view(len(run.block_ids), self._block_nbytes)
+    def _pairs(
+        self, slot: int, first_block: int, num_blocks: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each region: its pages `[block, run, word]` and these blocks of the slot."""
+        start = slot * self._slot_bytes + HEADER_BYTES + first_block * self._block_nbytes
+        blocks = self._slots[start : start + num_blocks * self._block_nbytes]
+        blocks = blocks.view(num_blocks, self._block_nbytes)
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         at = 0
         for region, pages in zip(self._regions, self._pages, strict=True):
             part = blocks[:, at : at + region.block_nbytes].view(pages.dtype)
-            pairs.append((pages, part.view(len(run.block_ids), region.num_runs, -1)))
+            pairs.append((pages, part.view(num_blocks, region.num_runs, -1)))
             at += region.block_nbytes
         return pairs
 

@@ -1,7 +1,7 @@
 """Which chunk lies in which slot, and who goes first when room is needed.
 
-The index holds each of its slots by a lease of its own. A slot that somebody else holds as well
-(a load, a write to disk) is never evicted: it would not become free.
+The index holds its slots by one holding of its own. A slot that somebody else holds as well (a
+load, a write to disk) is never evicted: it would not become free.
 """
 
 from __future__ import annotations
@@ -22,60 +22,74 @@ class ChunkIndex(Generic[K]):
     def __init__(self, pool: SlotPool, policy: Policy[K], owner: str = "memory") -> None:
         self._pool = pool
         self._policy = policy
-        self._leases: dict[K, Lease] = {}
-        self.owner = owner
+        self._holding = pool.holding(owner)
+        self._slots: dict[K, int] = {}
         self.evictions = 0
         """How many chunks were evicted so far."""
 
     def __contains__(self, key: object) -> bool:
-        return key in self._leases
+        return key in self._slots
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._slots)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._leases)
+        return iter(self._slots)
 
     def prefix(self, keys: Sequence[K]) -> int:
         """How many leading `keys` are here."""
-        leases = self._leases
+        slots = self._slots
         for count, key in enumerate(keys):
-            if key not in leases:
+            if key not in slots:
                 return count
         return len(keys)
 
     def slots(self, keys: Sequence[K]) -> list[int]:
         """The slots of `keys`, all of which are here (`KeyError` otherwise)."""
-        leases = self._leases
-        return [leases[key].slots[0] for key in keys]
+        slots = self._slots
+        return [slots[key] for key in keys]
 
     def touch(self, keys: Sequence[K]) -> None:
         """A hit on `keys`, a run of one prefix: its beginning becomes worth more than its end."""
+        touch = self._policy.touch
         for key in reversed(keys):
-            self._policy.touch(key)
+            touch(key)
 
-    def insert(self, key: K, lease: Lease) -> bool:
-        """Keep the chunk in `lease`'s one slot; the index owns the lease from here on.
+    def insert(self, keys: Sequence[K], lease: Lease) -> list[K]:
+        """Keep chunk i in slot i of `lease`, which ends; those that were not here before.
 
-        False, with the lease released, where the key is here already: both slots hold the same.
+        `keys` are in prefix order: the first become the most recent, since a chunk is worth
+        nothing without those before it. Where a key is here already its new slot is freed: both
+        hold the same.
         """
-        if key in self._leases:
-            lease.release()
-            return False
-        if len(lease.slots) != 1:
-            raise PoolError(f"a chunk has one slot, not {len(lease.slots)}")
-        self._leases[key] = lease
-        self._policy.insert(key)
-        return True
+        if len(keys) != len(lease.slots):
+            raise PoolError(f"{len(keys)} chunks do not fit {len(lease.slots)} slots")
+        self._holding.take(lease)
+        slots, insert = self._slots, self._policy.insert
+        new: list[K] = []
+        again: list[int] = []
+        for key, slot in zip(reversed(keys), reversed(lease.slots), strict=True):
+            if key in slots:
+                again.append(slot)
+            else:
+                slots[key] = slot
+                insert(key)
+                new.append(key)
+        if again:
+            self._holding.drop(again)
+        new.reverse()
+        return new
 
-    def remove(self, key: K) -> bool:
-        """Forget the chunk; its slot is free once nobody else holds it. False if not here."""
-        lease = self._leases.pop(key, None)
-        if lease is None:
-            return False
-        self._policy.remove(key)
-        lease.release()
-        return True
+    def remove(self, keys: Sequence[K]) -> int:
+        """Forget those of `keys` that are here; a slot is free once nobody else holds it."""
+        freed: list[int] = []
+        for key in keys:
+            slot = self._slots.pop(key, None)
+            if slot is not None:
+                self._policy.remove(key)
+                freed.append(slot)
+        self._holding.drop(freed)
+        return len(freed)
 
     def reserve(self, count: int, owner: str, keep: Container[K] = ()) -> Lease | None:
         """Lease up to `count` slots for `owner`, evicting where needed but never from `keep`.
@@ -90,33 +104,24 @@ class ChunkIndex(Generic[K]):
 
     def _evict(self, count: int, keep: Container[K]) -> None:
         chosen: list[K] = []
-        if count > 0:
-            for key in self._policy.victims(keep):
-                if self._pool.num_holds(self._leases[key].slots[0]) == 1:
-                    chosen.append(key)
-                    if len(chosen) == count:
-                        break
-        for key in chosen:
-            self.remove(key)
-        self.evictions += len(chosen)
+        slots, num_holds = self._slots, self._pool.num_holds
+        for key in self._policy.victims(keep):
+            if num_holds(slots[key]) == 1:
+                chosen.append(key)
+                if len(chosen) == count:
+                    break
+        self.evictions += self.remove(chosen)
 
     def clear(self) -> int:
         """Forget everything; how many chunks that were."""
-        keys = list(self._leases)
-        for key in keys:
-            self.remove(key)
-        return len(keys)
+        return self.remove(list(self._slots))
 
     def check_integrity(self) -> None:
         """The policy orders exactly the keys that are here, one slot each, all held by us."""
-        if len(self._policy) != len(self._leases):
+        if len(self._policy) != len(self._slots):
             raise PoolError("the policy orders another number of keys than the index holds")
-        slots: set[int] = set()
-        for key, lease in self._leases.items():
+        for key in self._slots:
             if key not in self._policy:
                 raise PoolError(f"the policy does not know {key!r}")
-            if not lease.held:
-                raise PoolError(f"the index lost its lease on {key!r}")
-            slots.add(lease.slots[0])
-        if len(slots) != len(self._leases):
-            raise PoolError("two keys share a slot")
+        if sorted(self._slots.values()) != sorted(self._holding.slots):
+            raise PoolError("the index holds other slots than its keys say")

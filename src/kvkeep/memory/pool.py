@@ -37,16 +37,12 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """False once released or split."""
+        """False once released, or moved into a holding."""
         return self._held
 
     def release(self) -> None:
         """Give the slots back. Raises `PoolError` the second time."""
         self._pool._release(self)  # pyright: ignore[reportPrivateUsage]
-
-    def split(self) -> list[Lease]:
-        """End this lease and hold each of its slots by a lease of its own, same owner."""
-        return self._pool._split(self)  # pyright: ignore[reportPrivateUsage]
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +58,28 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"Lease({self.owner!r}, {len(self.slots)} slots, held={self._held})"
+
+
+class Holding:
+    """One owner's lasting hold on many slots, one of each, which come and go.
+
+    A lease's hold can be moved into it; there is no way to hold a slot twice by one holding.
+    """
+
+    __slots__ = ("slots", "owner", "_pool")
+
+    def __init__(self, pool: SlotPool, owner: str) -> None:
+        self.slots: set[int] = set()
+        self.owner = owner
+        self._pool = pool
+
+    def take(self, lease: Lease) -> None:
+        """End `lease` and hold its slots instead. Raises `PoolError` for one held already."""
+        self._pool._take(self, lease)  # pyright: ignore[reportPrivateUsage]
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Give `slots` back. Raises `PoolError` for one that is not held."""
+        self._pool._drop(self, slots)  # pyright: ignore[reportPrivateUsage]
 
 
 class SlotPool:
@@ -92,6 +110,7 @@ class SlotPool:
         # Taken from the end: the lowest slot first, which is populated first.
         self._free = list(range(num_slots - 1, -1, -1))
         self._leases: set[Lease] = set()
+        self._holdings: list[Holding] = []
 
     @classmethod
     def create(cls, size_bytes: int, slot_bytes: Sequence[int]) -> SlotPool:
@@ -142,8 +161,15 @@ class SlotPool:
                 raise PoolError("only a held slot can be shared")
             return self._hold(tuple(slots), owner)
 
+    def holding(self, owner: str) -> Holding:
+        """An empty holding for `owner`, for as long as the pool lives."""
+        holding = Holding(self, owner)
+        with self._lock:
+            self._holdings.append(holding)
+        return holding
+
     def num_holds(self, slot: int) -> int:
-        """How many leases hold the slot."""
+        """How many leases and holdings hold the slot."""
         return self._holds[slot]
 
     def _hold(self, slots: tuple[int, ...], owner: str) -> Lease:
@@ -163,36 +189,46 @@ class SlotPool:
     def _release(self, lease: Lease) -> None:
         with self._lock:
             self._end(lease)
-            holds, free = self._holds, self._free
-            for slot in reversed(lease.slots):
-                holds[slot] -= 1
-                if holds[slot] == 0:
-                    free.append(slot)
+            self._give_back(lease.slots)
 
-    def _split(self, lease: Lease) -> list[Lease]:
+    def _give_back(self, slots: Sequence[int]) -> None:
+        holds, free = self._holds, self._free
+        for slot in reversed(slots):
+            holds[slot] -= 1
+            if holds[slot] == 0:
+                free.append(slot)
+
+    def _take(self, holding: Holding, lease: Lease) -> None:
         with self._lock:
+            if not holding.slots.isdisjoint(lease.slots):
+                raise PoolError(f"{holding.owner!r} holds a slot of {lease!r} already")
             self._end(lease)
-            parts = [Lease(self, (slot,), lease.owner) for slot in lease.slots]
-            self._leases.update(parts)
-            return parts
+            holding.slots.update(lease.slots)
+
+    def _drop(self, holding: Holding, slots: Sequence[int]) -> None:
+        with self._lock:
+            if not holding.slots.issuperset(slots):
+                raise PoolError(f"{holding.owner!r} does not hold all of these slots")
+            holding.slots.difference_update(slots)
+            self._give_back(slots)
 
     def owners(self) -> dict[str, int]:
         """Owner -> how many slots it holds now."""
         with self._lock:
             held: Counter[str] = Counter()
-            for lease in self._leases:
-                held[lease.owner] += len(lease.slots)
-            return dict(held)
+            for holder in (*self._leases, *self._holdings):
+                held[holder.owner] += len(holder.slots)
+            return {owner: count for owner, count in held.items() if count}
 
     def check_integrity(self) -> None:
         """Every slot is either free once or held by the leases that say so. Raises `PoolError`."""
         with self._lock:
             counted = [0] * self.num_slots
-            for lease in self._leases:
-                for slot in lease.slots:
+            for holder in (*self._leases, *self._holdings):
+                for slot in holder.slots:
                     counted[slot] += 1
             if counted != self._holds:
-                raise PoolError("the count of holds differs from the open leases")
+                raise PoolError("the count of holds differs from the leases and holdings")
             free = set(self._free)
             if len(free) != len(self._free):
                 raise PoolError("a slot is free twice")

@@ -65,13 +65,12 @@ class MemoryTier:
         self._pool.view(slot)[: len(value)] = value
         with self._lock:
             self._nbytes[slot] = len(value)
-            self._index.remove(key)
-            self._index.insert(key, lease)
+            self._index.remove([key])
+            self._index.insert([key], lease)
 
     def delete(self, keys: Sequence[ChunkKey]) -> None:
         with self._lock:
-            for key in keys:
-                self._index.remove(key)
+            self._index.remove(keys)
 
     def check_integrity(self) -> None:
         """Index, policy and pool agree. Raises `PoolError`."""

@@ -213,7 +213,7 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
             self.turn_off(f"update_state_after_alloc failed: {error!r}", exc_info=True)
             if num_external_tokens:
                 # The request waits for this load. It must end, if only badly.
-                lost = CopyRun(NO_SLOT, 0, tuple(block_ids))
+                lost = CopyRun((NO_SLOT,), 0, tuple(block_ids))
                 self._broken_loads.append(LoadOp(request.request_id, (lost,)))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:

@@ -210,32 +210,18 @@ class SchedulerSide:
                 self._let_go(tracked)
             return
         start = tracked.start_token
-        runs = self._runs(
+        first_block = start // self._block_tokens
+        end_block = -(-(start + num_tokens) // self._block_tokens)
+        run = CopyRun(
             fetch.slots,
-            tracked.block_ids,
-            first_block=start // self._block_tokens,
-            end_block=-(-(start + num_tokens) // self._block_tokens),
+            first_block % self._blocks_per_chunk,
+            tuple(tracked.block_ids[first_block:end_block]),
         )
-        self._loads.append(LoadOp(request.request_id, runs))
+        self._loads.append(LoadOp(request.request_id, (run,)))
         tracked.is_loading = True
         self._loading_outcomes[request.request_id] = Outcome()
         tracked.report.loading(fetch, tracked.first_chunk, start, num_tokens, request.num_tokens)
         self._count_hits(tracked.report)
-
-    def _runs(
-        self, slots: Sequence[int], block_ids: Sequence[int], *, first_block: int, end_block: int
-    ) -> tuple[CopyRun, ...]:
-        """Blocks `[first_block, end_block)` of a request, from slots that start with the chunk
-        of `first_block`.
-        """
-        runs: list[CopyRun] = []
-        block = first_block
-        for slot in slots:
-            offset = block % self._blocks_per_chunk
-            stop = min(block - offset + self._blocks_per_chunk, end_block)
-            runs.append(CopyRun(slot, offset, tuple(block_ids[block:stop])))
-            block = stop
-        return tuple(runs)
 
     def _count_tokens(self, tracked: _Tracked, num_tokens: int) -> None:
         if tracked.is_counted or not self._roles.loads:
@@ -308,25 +294,34 @@ class SchedulerSide:
         reservation = self._cache.reserve(digests, tracked.request.request_id)
         if reservation is None:
             return None
-        per_chunk = self._blocks_per_chunk
-        runs = tuple(
-            CopyRun(slot, 0, tuple(tracked.block_ids[chunk * per_chunk : (chunk + 1) * per_chunk]))
-            for slot, chunk in zip(
-                reservation.lease.slots,
-                (first + position for position in reservation.positions),
-                strict=True,
-            )
-        )
-        if any(len(run.block_ids) != per_chunk for run in runs):
+        if len(tracked.block_ids) < ready * self._blocks_per_chunk:
             # We lost track of the request's blocks; storing the wrong ones is the one thing
             # that must not happen.
             self._cache.abandon(reservation)
             logger.warning("request %s: block list too short", tracked.request.request_id)
             return None
+        runs = self._store_runs(reservation, tracked.block_ids, first)
         number = next(self._numbers)
-        tracked.report.storing(len(runs), tracked.request.num_tokens)
+        tracked.report.storing(len(reservation.digests), tracked.request.num_tokens)
         self._stores[number] = (reservation, tracked.report, Outcome())
         return StoreOp(number, runs)
+
+    def _store_runs(
+        self, reservation: Reservation, block_ids: Sequence[int], first_chunk: int
+    ) -> tuple[CopyRun, ...]:
+        """The reserved chunks, those that follow one another as one run."""
+        positions, slots = reservation.positions, reservation.lease.slots
+        runs: list[CopyRun] = []
+        at = 0
+        while at < len(positions):
+            end = at + 1
+            while end < len(positions) and positions[end] == positions[at] + end - at:
+                end += 1
+            start = (first_chunk + positions[at]) * self._blocks_per_chunk
+            stop = start + (end - at) * self._blocks_per_chunk
+            runs.append(CopyRun(slots[at:end], 0, tuple(block_ids[start:stop])))
+            at = end
+        return tuple(runs)
 
     # -- results -------------------------------------------------------------------------------
 

@@ -47,10 +47,10 @@ def check_copies(
                 view[block] = torch.randint_like(view[block], 256)
             for block in targets:
                 view[block] = 0
-        copier.gather([CopyRun(0, 0, sources)]).wait()
+        copier.gather([CopyRun((0,), 0, sources)]).wait()
         # Block by block, so that a chunk's part alone must land right as well.
         for at, block in enumerate(targets):
-            copier.scatter([CopyRun(0, at, (block,))]).wait()
+            copier.scatter([CopyRun((0,), at, (block,))]).wait()
         for number, view in enumerate(views):
             for source, target in zip(sources, targets, strict=True):
                 if not torch.equal(view[source], view[target]):
