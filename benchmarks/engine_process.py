@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -50,10 +51,9 @@ class HookTimes:
 
 def main() -> None:
     start = json.loads(sys.stdin.readline())
+    from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-
-    from vllm import LLM, SamplingParams
 
     options: dict[str, Any] = {}
     if start["connector"] is not None:
@@ -88,6 +88,7 @@ def main() -> None:
             {
                 "seconds": seconds,
                 "hook_seconds": times.seconds,
+                "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                 "hit_tokens": sum(output.num_cached_tokens or 0 for output in outputs),
             }
         )

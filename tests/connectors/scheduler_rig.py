@@ -9,6 +9,7 @@ import warnings
 from types import SimpleNamespace
 
 from kvkeep.config import KVKeepConfig
+from kvkeep.errors import PoolError
 from kvkeep.testing.fake import PATIENCE_S, FakePages, eventually, fake_cache, fake_namespace
 
 with warnings.catch_warnings():
@@ -63,13 +64,19 @@ class Rig:
             num_ranks=num_ranks,
         )
         self.pages = [
-            FakePages(self.cache.pool, 64, BLOCK * TOKEN_NBYTES, rank) for rank in range(num_ranks)
+            FakePages(
+                self.cache.pool,
+                num_blocks=64,
+                block_nbytes=BLOCK * TOKEN_NBYTES,
+                blocks_per_chunk=CHUNK // BLOCK,
+                rank=rank,
+            )
+            for rank in range(num_ranks)
         ]
         self.free = list(range(63, -1, -1))
         self.running = set()
         self.resumed = set()
         self.loading = {}
-        self.pending = None  # a plan whose loads were not run yet
 
     # -- the engine's scheduler ----------------------------------------------------------------
 
@@ -83,6 +90,10 @@ class Rig:
             return None
         assert is_async == (count > 0)
         assert local + count < request.num_tokens
+        return self.take(request, count, local)
+
+    def take(self, request, count, local=0):
+        """Give the request blocks and have `count` tokens loaded."""
         self._give_blocks(request, local + count)
         for at in range(local):
             self._compute(request, at)
@@ -168,7 +179,7 @@ class Rig:
             failed = 0
             try:
                 getattr(pages, copy)(runs).wait()
-            except OSError:
+            except (OSError, PoolError):
                 failed = 1
             outcomes[name] = Outcome(1, failed, 0.001)
 

@@ -19,7 +19,7 @@ from kvkeep.connectors.vllm.namespace import (
     model_identity,
     weights_fingerprint,
 )
-from kvkeep.errors import LayoutError  # noqa: E402
+from kvkeep.errors import LayoutError
 
 HF_CONFIG = {
     "hidden_size": 64,

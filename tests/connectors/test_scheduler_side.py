@@ -67,6 +67,31 @@ def test_no_block_that_the_engine_has_itself_is_written(make, local):
     rig.finish(request)
 
 
+@pytest.mark.parametrize("granted", [1, BLOCK, CHUNK, CHUNK + 1, 2 * CHUNK])
+def test_the_engine_may_take_less_than_it_was_offered(make, granted):
+    rig = make()
+    rig.serve(ask(1))
+    request = ask(2)
+    assert rig.side.match(request, 0) == (3 * CHUNK - 1, True)
+    assert rig.take(request, granted) == granted
+    rig.step()
+    assert request.num_computed_tokens == granted  # the load did not fail
+    rig.step({request: request.num_tokens - granted})
+    rig.verify(request)
+    rig.finish(request)
+
+
+def test_chunks_that_are_kept_between_those_that_are_not(make):
+    rig = make()
+    rig.serve(ask(1))
+    middle = rig.cache.hierarchy  # the first and last go, the one between stays
+    assert middle.links == ()
+    digests = list(rig.cache._index)
+    rig.cache._index.remove([digests[0], digests[-1]])
+    assert rig.serve(ask(2)) == 0
+    assert rig.serve(ask(3)) == 3 * CHUNK - 1
+
+
 def test_where_the_engine_has_all_itself_nothing_is_loaded(make):
     rig = make()
     rig.serve(ask(1))
@@ -95,7 +120,7 @@ def test_requests_that_run_at_once_store_their_common_prefix_once(make):
     one, other = ask(1), ask(2, [*PROMPT, *range(CHUNK)])
     assert (rig.admit(one), rig.admit(other)) == (0, 0)
     plan = rig.step({one: one.num_tokens, other: other.num_tokens})
-    assert [len(op.runs) for op in plan.stores] == [3, 1]
+    assert [sum(len(run.slots) for run in op.runs) for op in plan.stores] == [3, 1]
     for request in (one, other):
         rig.verify(request)
         rig.finish(request)

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: copies are between tensors")
 
-from kvkeep.device.copier import CopyRun  # noqa: E402
+from kvkeep.device.copier import NO_SLOT, CopyRun  # noqa: E402
 from kvkeep.device.layout import describe_layout  # noqa: E402
 from kvkeep.device.reference import ReferenceCopier, layer_tensor  # noqa: E402
-from kvkeep.errors import LayoutError  # noqa: E402
+from kvkeep.errors import PoolError  # noqa: E402
 from kvkeep.memory.pool import HEADER_BYTES  # noqa: E402
 
 BLOCKS, TOKENS, HEADS, DIM = 6, 4, 2, 16
@@ -72,7 +72,8 @@ def by_dtype(dtype):
 
 
 DTYPES = [torch.bfloat16, torch.float32, torch.uint8, torch.float8_e4m3fn]
-CASES = [(dtype, name) for dtype in DTYPES for name in by_dtype(torch.uint8)]
+NAMES = list(by_dtype(torch.uint8))
+CASES = [(dtype, name) for dtype in DTYPES for name in NAMES]
 
 
 class Rig:
@@ -126,28 +127,41 @@ class Rig:
 
     def slot_at(self, run, place):
         """Where the `place`-th block of a run lies among the slots' bytes."""
-        at = run.first_block + place
-        return run.slot * self.slot_bytes + HEADER_BYTES + at * self.layout.block_nbytes
+        chunk, at = divmod(run.first_block + place, PER_CHUNK)
+        return run.slots[chunk] * self.slot_bytes + HEADER_BYTES + at * self.layout.block_nbytes
 
 
-RUNS = [
-    CopyRun(0, 0, (4, 1, 5)),  # a whole chunk, blocks in no order
-    CopyRun(2, 1, (0, 2)),  # from the second block on
-    CopyRun(1, 1, (3,)),  # one in the middle
-]
+# Each alone, since together they would write over each other.
+RUNS = {
+    "a whole chunk, blocks in no order": [CopyRun((0,), 0, (4, 1, 5))],
+    "part of a chunk, from its second block on": [CopyRun((2,), 1, (0, 2))],
+    "one block in the middle": [CopyRun((1,), 1, (3,))],
+    "many chunks, the first and the last in part": [CopyRun((2, 0, 1), 2, (3, 0, 5, 2, 4))],
+    "several runs": [CopyRun((1,), 0, (0, 1)), CopyRun((0, 2), 1, (5, 3, 4))],
+    "nothing": [CopyRun((), 0, ())],
+}
 
 
 @pytest.mark.parametrize(("dtype", "name"), CASES, ids=str)
 def test_gather_equals_the_oracle_and_touches_nothing_else(dtype, name):
-    rig = Rig(dtype, name)
+    check_gather(Rig(dtype, name), RUNS["several runs"])
+
+
+@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("name", ["split, HND", "cross-layer", "odd"])
+def test_gather_of_any_run(name, runs):
+    check_gather(Rig(torch.bfloat16, name), runs)
+
+
+def check_gather(rig, runs):
     expected = rig.slots.tolist()
     pages = [raw.tolist() for raw in rig.bytes]
-    for run in RUNS:
+    for run in runs:
         for place, block in enumerate(run.block_ids):
             at = rig.slot_at(run, place)
             content = [pages[layer][byte] for layer, byte in rig.addresses(block)]
             expected[at : at + len(content)] = content
-    event = rig.copier.gather(RUNS)
+    event = rig.copier.gather(runs)
     event.wait()
     assert event.done()
     assert rig.slots.tolist() == expected
@@ -156,18 +170,27 @@ def test_gather_equals_the_oracle_and_touches_nothing_else(dtype, name):
 
 @pytest.mark.parametrize(("dtype", "name"), CASES, ids=str)
 def test_scatter_equals_the_oracle_and_touches_nothing_else(dtype, name):
-    rig = Rig(dtype, name)
+    check_scatter(Rig(dtype, name), RUNS["several runs"])
+
+
+@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("name", ["split, HND", "cross-layer", "odd"])
+def test_scatter_of_any_run(name, runs):
+    check_scatter(Rig(torch.bfloat16, name), runs)
+
+
+def check_scatter(rig, runs):
     rig.slots.copy_(torch.randint(256, rig.slots.shape, dtype=torch.uint8))
     slots = rig.slots.tolist()
     # Layers may share an allocation, so the oracle writes where they do.
     storages = {tensor.untyped_storage().data_ptr(): at for at, tensor in enumerate(rig.tensors)}
     expected = {pointer: rig.bytes[at].tolist() for pointer, at in storages.items()}
-    for run in RUNS:
+    for run in runs:
         for place, block in enumerate(run.block_ids):
             for offset, (layer, byte) in enumerate(rig.addresses(block)):
                 pointer = rig.tensors[layer].untyped_storage().data_ptr()
                 expected[pointer][byte] = slots[rig.slot_at(run, place) + offset]
-    rig.copier.scatter(RUNS).wait()
+    rig.copier.scatter(runs).wait()
     for pointer, at in storages.items():
         assert rig.bytes[at].tolist() == expected[pointer]
     assert rig.slots.tolist() == slots
@@ -176,8 +199,8 @@ def test_scatter_equals_the_oracle_and_touches_nothing_else(dtype, name):
 @pytest.mark.parametrize("name", ["packed", "split, HND", "cross-layer", "kernel blocks"])
 def test_there_and_back_to_other_blocks(name):
     rig = Rig(torch.bfloat16, name)
-    rig.copier.gather([CopyRun(1, 0, (0, 1, 2))]).wait()
-    rig.copier.scatter([CopyRun(1, 0, (5, 3, 4))]).wait()
+    rig.copier.gather([CopyRun((1,), 0, (0, 1, 2))]).wait()
+    rig.copier.scatter([CopyRun((1,), 0, (5, 3, 4))]).wait()
     for tensor in rig.tensors:
         blocks = tensor.movedim(rig.axis, 0).unflatten(0, (BLOCKS, rig.per_block))
         for source, target in ((0, 5), (1, 3), (2, 4)):
@@ -189,33 +212,35 @@ def test_the_same_bytes_whichever_chunk_size_wrote_them():
     """A chunk of three blocks holds what three chunks of one block hold."""
     rig = Rig(torch.bfloat16, "split")
     nbytes = rig.layout.block_nbytes
-    rig.copier.gather([CopyRun(0, 0, (4, 1, 5))]).wait()
-    rig.copier.gather([CopyRun(1, 0, (1,))]).wait()
+    rig.copier.gather([CopyRun((0,), 0, (4, 1, 5))]).wait()
+    rig.copier.gather([CopyRun((1,), 0, (1,))]).wait()
     whole = rig.slots[HEADER_BYTES + nbytes : HEADER_BYTES + 2 * nbytes]
     alone = rig.slots[rig.slot_bytes + HEADER_BYTES :][:nbytes]
     assert torch.equal(whole, alone)
 
 
-@pytest.mark.parametrize("run", [CopyRun(0, 0, (0, 1, 2, 3)), CopyRun(0, 2, (0, 1))])
-def test_a_run_longer_than_a_chunk_is_refused(run):
-    """It would run into the next slot."""
+@pytest.mark.parametrize(
+    "run",
+    [
+        CopyRun((0,), 0, (0, 1, 2, 3)),  # longer than its chunk: into the next slot
+        CopyRun((0,), 2, (0, 1)),
+        CopyRun((0, 1), 1, (0, 1)),  # a slot without blocks
+        CopyRun((0,), 3, (0,)),  # from behind its chunk on
+        CopyRun((0,), 4, (0, 1)),
+        CopyRun((NO_SLOT,), 0, (0,)),
+        CopyRun((1, NO_SLOT), 0, (0, 1, 2, 3)),
+    ],
+)
+def test_a_run_whose_slots_and_blocks_do_not_match_is_refused(run):
     rig = Rig(torch.bfloat16, "packed")
     for copy in (rig.copier.gather, rig.copier.scatter):
-        with pytest.raises(LayoutError, match="longer"):
+        with pytest.raises(PoolError):
             copy([run])
-    assert set(rig.slots.tolist()) == {POISON}
-
-
-def test_a_run_of_no_blocks_does_nothing():
-    rig = Rig(torch.bfloat16, "split")
-    pages = [raw.tolist() for raw in rig.bytes]
-    for copy in (rig.copier.gather, rig.copier.scatter):
-        copy([CopyRun(0, 0, ())]).wait()
-    assert set(rig.slots.tolist()) == {POISON}
-    assert [raw.tolist() for raw in rig.bytes] == pages
+    beside = [*range(HEADER_BYTES), *range(rig.slot_bytes, rig.slot_bytes + HEADER_BYTES)]
+    assert set(rig.slots[beside].tolist()) == {POISON}
 
 
 def test_a_block_that_does_not_exist_is_an_error():
     rig = Rig(torch.bfloat16, "packed")
-    with pytest.raises((IndexError, LayoutError)):
-        rig.copier.scatter([CopyRun(0, 0, (BLOCKS,))])
+    with pytest.raises(IndexError):
+        rig.copier.scatter([CopyRun((0,), 0, (BLOCKS,))])

@@ -32,7 +32,7 @@ def parts():
 
 def fill(index, keys, owner="memory"):
     for key in keys:
-        assert index.insert(key, index.reserve(1, owner))
+        assert index.insert([key], index.reserve(1, owner)) == [key]
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -77,27 +77,29 @@ class IndexMachine(RuleBasedStateMachine):
         self.others.append(lease)
         return lease
 
-    @rule(lease=consumes(reserved), key=st.sampled_from(KEYS))
-    def insert(self, lease, key):
-        first, *rest = lease.split()
+    @rule(lease=consumes(reserved), keys=st.permutations(KEYS), shared=st.booleans())
+    def insert(self, lease, keys, shared):
+        """As many keys as slots, in prefix order; in one half of the cases with a write on them."""
+        keys = keys[: len(lease.slots)]
         self.others.remove(lease)
-        for part in rest:
-            part.release()
-        was_here = key in self.kept
-        assert self.index.insert(key, first) is not was_here
-        assert first.held is not was_here  # the duplicate gave its slot back
-        if not was_here:
-            self.kept[key] = first.slots[0]
+        if shared:
+            self.others.append(self.pool.share(lease.slots, "write"))
+        new = [key for key in keys if key not in self.kept]
+        assert self.index.insert(keys, lease) == new
+        assert not lease.held
+        for key, slot in zip(keys, lease.slots, strict=True):
+            self.kept.setdefault(key, slot)
 
     @rule(lease=consumes(reserved) | consumes(shared))
     def give_back(self, lease):
         self.others.remove(lease)
         lease.release()
 
-    @rule(key=st.sampled_from(KEYS))
-    def remove(self, key):
-        assert self.index.remove(key) is (key in self.kept)
-        self.kept.pop(key, None)
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4))
+    def remove(self, keys):
+        assert self.index.remove(keys) == len(self.kept.keys() & set(keys))
+        for key in keys:
+            self.kept.pop(key, None)
 
     @rule(target=shared, key=st.sampled_from(KEYS))
     def share(self, key):
@@ -179,12 +181,20 @@ def test_none_where_nothing_can_be_freed(parts):
     assert index.evictions == 0
 
 
+def test_the_start_of_a_prefix_that_is_inserted_outlives_its_end(parts):
+    _, index = parts
+    assert index.insert("abcde", index.reserve(5, "request")) == list("abcde")
+    with index.reserve(3, "request"):
+        assert set(index) == {"a", "b"}
+
+
 def test_inserted_twice_the_second_slot_is_free_again(parts):
     pool, index = parts
-    fill(index, "a")
-    free = pool.free_slots
-    assert not index.insert("a", pool.lease(1, "memory"))
-    assert pool.free_slots == free
+    fill(index, "b")
+    assert index.insert("abc", index.reserve(3, "request")) == ["a", "c"]
+    assert pool.owners() == {"memory": 3}
+    assert index.insert("dd", index.reserve(2, "request")) == ["d"]
+    assert pool.free_slots == 1
 
 
 def test_what_the_index_holds_is_held_in_its_name(parts):
@@ -194,19 +204,37 @@ def test_what_the_index_holds_is_held_in_its_name(parts):
     assert pool.owners() == {"memory": 1}
 
 
-def test_a_chunk_has_one_slot(parts):
+@pytest.mark.parametrize("keys", ["", "a", "abc"])
+def test_a_chunk_has_one_slot(parts, keys):
     pool, index = parts
-    with pool.lease(2, "memory") as lease, pytest.raises(PoolError, match="one slot"):
+    with pool.lease(2, "request") as lease:
+        with pytest.raises(PoolError, match="do not fit"):
+            index.insert(keys, lease)
+        assert lease.held
+    assert len(index) == 0
+
+
+def test_a_lease_that_was_given_back_is_not_inserted(parts):
+    pool, index = parts
+    lease = pool.lease(1, "request")
+    lease.release()
+    with pytest.raises(PoolError, match="given back"):
         index.insert("a", lease)
+    assert len(index) == 0
 
 
-def test_a_lost_lease_is_noticed(parts):
+def test_a_lost_hold_is_noticed(parts):
     pool, index = parts
     fill(index, "ab")
-    index._leases["a"].release()
-    with pytest.raises(PoolError, match="lost its lease"):
+    slot = index._slots["a"]
+    with pool.share([slot], "me"):
+        index._holding.drop([slot])
+        with pytest.raises(PoolError, match="other slots"):
+            index.check_integrity()
+    index._slots["a"] = index._slots["b"]
+    with pytest.raises(PoolError, match="other slots"):
         index.check_integrity()
-    index._leases["a"] = pool.share(index.slots("b"), "memory")
-    with pytest.raises(PoolError, match="share a slot"):
+    del index._slots["a"]
+    with pytest.raises(PoolError, match="policy"):
         index.check_integrity()
-    index.remove("a")
+    index._policy.remove("a")

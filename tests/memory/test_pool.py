@@ -31,10 +31,12 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.pool = SlotPool.create(NUM_SLOTS * ALIGNMENT, [ALIGNMENT])
-        self.held = {}  # lease -> its slots: the model
+        self.holdings = [self.pool.holding("memory"), self.pool.holding("other index")]
+        self.held = {}  # the model: lease -> its slots
+        self.kept = [set(), set()]  # and what each holding holds
 
     def free(self):
-        taken = {slot for slots in self.held.values() for slot in slots}
+        taken = {slot for slots in (*self.held.values(), *self.kept) for slot in slots}
         return set(range(NUM_SLOTS)) - taken
 
     @rule(target=open_leases, count=st.integers(0, NUM_SLOTS + 2), owner=st.sampled_from(OWNERS))
@@ -82,39 +84,59 @@ class PoolMachine(RuleBasedStateMachine):
         del self.held[lease]
         return lease
 
-    @rule(target=open_leases, lease=consumes(open_leases))
-    def split(self, lease):
-        parts = lease.split()
-        assert [part.slots for part in parts] == [(slot,) for slot in lease.slots]
-        assert {part.owner for part in parts} <= {lease.owner}
-        assert not lease.held
+    @rule(target=ended_leases, lease=consumes(open_leases), which=st.sampled_from([0, 1]))
+    def take(self, lease, which):
+        """Move the lease's hold into a holding, unless that holds one of its slots already."""
+        holding, kept = self.holdings[which], self.kept[which]
+        if kept & set(lease.slots) or len(set(lease.slots)) < len(lease.slots):
+            with pytest.raises(PoolError):
+                holding.take(lease)
+            assert lease.held
+            lease.release()
+        else:
+            holding.take(lease)
+            assert not lease.held
+            kept |= set(lease.slots)
         del self.held[lease]
-        self.held.update((part, part.slots) for part in parts)
-        return multiple(*parts)
+        return lease
+
+    @rule(which=st.sampled_from([0, 1]), slots=st.lists(st.integers(0, NUM_SLOTS - 1), max_size=3))
+    def drop(self, which, slots):
+        holding, kept = self.holdings[which], self.kept[which]
+        if set(slots) <= kept and len(set(slots)) == len(slots):
+            holding.drop(slots)
+            kept -= set(slots)
+        else:
+            with pytest.raises(PoolError):
+                holding.drop(slots)
 
     @rule(lease=ended_leases)
     def end_again(self, lease):
-        for end in (lease.release, lease.split):
-            with pytest.raises(PoolError):
-                end()
+        with pytest.raises(PoolError):
+            lease.release()
+        with pytest.raises(PoolError):
+            self.holdings[0].take(lease)
         with lease:  # leaving a block is no second release
             pass
 
     @invariant()
     def agrees_with_the_model(self):
         self.pool.check_integrity()
-        holds = Counter(slot for slots in self.held.values() for slot in slots)
+        holds = Counter(slot for slots in (*self.held.values(), *self.kept) for slot in slots)
         assert [self.pool.num_holds(slot) for slot in range(NUM_SLOTS)] == [
             holds[slot] for slot in range(NUM_SLOTS)
         ]
         assert self.pool.free_slots == len(self.free())
-        owners = Counter()
+        owners = Counter({h.owner: len(kept) for h, kept in zip(self.holdings, self.kept)})
         for lease, slots in self.held.items():
             assert lease.held
             owners[lease.owner] += len(slots)
-        assert self.pool.owners() == dict(owners)
+        assert self.pool.owners() == {owner: count for owner, count in owners.items() if count}
+        assert [holding.slots for holding in self.holdings] == self.kept
 
     def teardown(self):
+        for holding in self.holdings:
+            holding.drop(list(holding.slots))
         for lease in self.held:
             lease.release()
         assert self.pool.owners() == {}
@@ -186,6 +208,7 @@ def test_threads_hammer_lease_and_release(pool):
     """No slot is ever held by two of them, and none is lost."""
     holder = [0] * NUM_SLOTS
     clashes = []
+    holdings = {name: pool.holding(f"thread-{name}") for name in range(1, 7)}
 
     def work(name):
         for turn in range(300):
@@ -195,10 +218,12 @@ def test_threads_hammer_lease_and_release(pool):
             for slot in lease.slots:
                 holder[slot] = name
             further = pool.share(lease.slots, "write")
-            parts = lease.split() if turn % 2 else [lease]
             clashes.extend(slot for slot in lease.slots if holder[slot] != name)
-            for part in parts:
-                part.release()
+            if turn % 2:
+                holdings[name].take(lease)
+                holdings[name].drop(lease.slots)
+            else:
+                lease.release()
             clashes.extend(slot for slot in lease.slots if holder[slot] != name)
             further.release()
 

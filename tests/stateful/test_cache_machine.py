@@ -86,8 +86,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.open_reservations.remove(reservation)
         self.cache.abandon(reservation)
 
-    @rule(target=fetches, digests=runs)
-    def fetch(self, digests):
+    @rule(target=fetches, digests=runs, forget=st.booleans())
+    def fetch(self, digests, forget):
+        if forget:  # what comes then comes from the tiers
+            self.cache.clear_memory()
         match = self.cache.match(digests)
         assert match.digests == digests[: len(match.digests)]
         assert set(match.digests) <= self.known
@@ -108,20 +110,17 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.release(fetch[0])
         self.open_fetches.remove(fetch)
 
-    @rule()
-    def clear_memory(self):
-        self.cache.clear_memory()
-
     # -- what happens to it --------------------------------------------------------------------
 
     @rule(tier=st.sampled_from([0, 1]), rates=st.sampled_from(FAULTS))
     def change_faults(self, tier, rates):
         self.faulty[tier].rates = rates
 
-    @rule(tier=st.sampled_from([0, 1]), at=st.integers(0, HEADER_BYTES + NBYTES - 1))
+    @rule(tier=st.sampled_from([0, 1]), at=st.integers(-NBYTES, NBYTES - 1))
     def spoil(self, tier, at):
-        for key in list((self.near, self.far)[tier].values)[:1]:
-            (self.near, self.far)[tier].flip(key, at)
+        """One bit of every frame, in its header or its payload."""
+        for key in list((self.near, self.far)[tier].values):
+            (self.near, self.far)[tier].flip(key, HEADER_BYTES + at if at >= 0 else -1 - at)
 
     @rule(tier=st.sampled_from([0, 1]))
     def lose(self, tier):

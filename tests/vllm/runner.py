@@ -21,11 +21,11 @@ os.environ.update(
 
 def main() -> None:
     scenario: dict[str, Any] = json.load(sys.stdin)
+    from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
-    from vllm import LLM, SamplingParams
-
     options: dict[str, Any] = {
+        "dtype": "float32",
         "enforce_eager": True,
         "max_model_len": 4096,
         "enable_prefix_caching": False,
@@ -43,12 +43,26 @@ def main() -> None:
         if batch == "reset":
             llm.reset_prefix_cache()
             continue
+        if isinstance(batch, dict):
+            _abort(llm, batch, sampling)
+            continue
         prompts = [_prompt(prompt) for prompt in batch]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         rounds.append([_answer(output) for output in outputs])
     result = {"rounds": rounds, "cache": _cache_state(llm)}
     print("RESULT " + json.dumps(result), flush=True)
     llm.llm_engine.engine_core.shutdown()
+
+
+def _abort(llm: Any, case: dict[str, Any], sampling: Any) -> None:
+    """Start a request, go on for some steps, and abort it; then let the engine come to rest."""
+    engine = llm.llm_engine
+    engine.add_request("to-abort", _prompt(case["abort"]), sampling)
+    for _ in range(case["after_steps"]):
+        engine.step()
+    engine.abort_request(["to-abort"])
+    for _ in range(20):
+        engine.step()
 
 
 def _prompt(prompt: dict[str, Any]) -> Any:

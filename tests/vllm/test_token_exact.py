@@ -2,7 +2,10 @@
 
 Like is compared with like. Where kvkeep gives as many tokens as vLLM's own prefix cache would,
 the computation that is left has the same shape, so even the logprobs must be equal to the last
-bit: these cases are compared with an engine that has only its own prefix cache.
+bit: these cases are compared with an engine that has only its own prefix cache. Computed in one
+piece, a prompt is rounded differently than from a prefix on; with vLLM's own cache alone that
+changes some answers of this model in bfloat16 and none in float32, which is therefore the dtype
+where a hit is compared with a prompt computed as a whole.
 """
 
 from __future__ import annotations
@@ -36,18 +39,22 @@ def no_leases_left(cache: dict[str, Any]) -> None:
     assert cache["tracked"] == 0
 
 
-@pytest.mark.parametrize("chunk_tokens", [128, 256, 1024])
+@pytest.mark.parametrize(
+    ("chunk_tokens", "dtype"), [(128, "bfloat16"), (256, "float32"), (1024, "bfloat16")]
+)
 def test_memory_hit_equals_the_engines_own_prefix_cache(
-    run: Run, prompts: list[dict[str, Any]], chunk_tokens: int
+    run: Run, prompts: list[dict[str, Any]], chunk_tokens: int, dtype: str
 ) -> None:
     one_by_one = [[prompt] for prompt in prompts]
     ours = run(
-        one_by_one + one_by_one, connector=connector(memory__size="1GiB", chunk_tokens=chunk_tokens)
+        one_by_one + one_by_one,
+        engine={"dtype": dtype},
+        connector=connector(memory__size="1GiB", chunk_tokens=chunk_tokens),
     )
     # The same number of tokens, given by the engine's own cache: blocks as long as our chunks.
     theirs = run(
         one_by_one + one_by_one,
-        engine={"enable_prefix_caching": True, "block_size": chunk_tokens},
+        engine={"enable_prefix_caching": True, "block_size": chunk_tokens, "dtype": dtype},
     )
     for number, length in enumerate(LENGTHS):
         warm, expected = ours["rounds"][number + 3][0], theirs["rounds"][number + 3][0]
@@ -55,7 +62,8 @@ def test_memory_hit_equals_the_engines_own_prefix_cache(
         assert warm["cached"] == expected["cached"]
         assert warm["tokens"] == expected["tokens"]
         assert warm["logprobs"] == expected["logprobs"]
-        assert warm["tokens"] == ours["rounds"][number][0]["tokens"]
+        if dtype == "float32":
+            assert warm["tokens"] == ours["rounds"][number][0]["tokens"]
     no_leases_left(ours["cache"])
 
 
@@ -137,3 +145,24 @@ def test_salts_never_share(run: Run, text_tokens: list[int]) -> None:
     batches = [[{"tokens": tokens, "salt": salt}] for salt in (None, "alice", "bob", "alice", None)]
     result = run(batches, connector=connector(memory__size="1GiB"))
     assert [batch[0]["cached"] for batch in result["rounds"]] == [0, 0, 0, 512, 512]
+
+
+@pytest.mark.parametrize("after_steps", [0, 1, 2])
+def test_abort_while_loading_and_storing(
+    run: Run, text_tokens: list[int], tmp_path: Path, after_steps: int
+) -> None:
+    """Aborted before, while and after its KV comes from disk or goes to memory."""
+    kept, new = {"tokens": text_tokens[:1500]}, {"tokens": text_tokens[5000:7500]}
+    settings = connector(memory__size="1GiB", disk__paths=str(tmp_path), disk__size="1GiB")
+    cold = run([[kept]], connector=settings)
+    result = run(
+        [
+            {"abort": kept, "after_steps": after_steps},
+            {"abort": new, "after_steps": after_steps},
+            [kept],
+        ],
+        connector=settings,
+    )
+    assert result["rounds"][0][0]["cached"] == 1408
+    assert result["rounds"][0][0]["tokens"] == cold["rounds"][0][0]["tokens"]
+    no_leases_left(result["cache"])

@@ -147,9 +147,18 @@ class FakeTier:
 class FakePages:
     """One rank's paged KV cache of an engine, in plain bytes: a `PageCopier` without a device."""
 
-    def __init__(self, pool: SlotPool, num_blocks: int, block_nbytes: int, rank: int = 0) -> None:
+    def __init__(
+        self,
+        pool: SlotPool,
+        *,
+        num_blocks: int,
+        block_nbytes: int,
+        blocks_per_chunk: int,
+        rank: int = 0,
+    ) -> None:
         self._pool = pool
         self._rank = rank
+        self._blocks_per_chunk = blocks_per_chunk
         self._blocks = [bytes(block_nbytes)] * num_blocks
         self.written: list[int] = []
         """Blocks that `scatter` wrote, in order."""
@@ -165,30 +174,29 @@ class FakePages:
 
     def gather(self, runs: Sequence[CopyRun]) -> Ended:
         """As `PageCopier.gather`."""
-        self._maybe_fail()
-        for run in runs:
-            for part, block in zip(self._parts(run), run.block_ids, strict=True):
-                part[:] = self._blocks[block]
+        for part, block in self._pairs(runs):
+            part[:] = self._blocks[block]
         return Ended()
 
     def scatter(self, runs: Sequence[CopyRun]) -> Ended:
         """As `PageCopier.scatter`."""
-        self._maybe_fail()
-        for run in runs:
-            for part, block in zip(self._parts(run), run.block_ids, strict=True):
-                self._blocks[block] = bytes(part)
-                self.written.append(block)
+        for part, block in self._pairs(runs):
+            self._blocks[block] = bytes(part)
+            self.written.append(block)
         return Ended()
 
-    def _maybe_fail(self) -> None:
+    def _pairs(self, runs: Sequence[CopyRun]) -> list[tuple[memoryview, int]]:
+        """Each block's part of its slot, and its number."""
         if self.error is not None:
             raise self.error
-
-    def _parts(self, run: CopyRun) -> list[memoryview]:
         nbytes = len(self._blocks[0])
-        payload = self._pool.view(run.slot, self._rank)[HEADER_BYTES:]
-        starts = range(run.first_block, run.first_block + len(run.block_ids))
-        return [payload[at * nbytes : (at + 1) * nbytes] for at in starts]
+        pairs: list[tuple[memoryview, int]] = []
+        for run in runs:
+            for slot, first, block_ids in run.chunks(self._blocks_per_chunk):
+                payload = self._pool.view(slot, self._rank)[HEADER_BYTES:]
+                for at, block in enumerate(block_ids, first):
+                    pairs.append((payload[at * nbytes : (at + 1) * nbytes], block))
+        return pairs
 
 
 def fake_namespace(**fields: str) -> Namespace:

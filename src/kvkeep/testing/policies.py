@@ -131,8 +131,14 @@ class PolicyTests:
         assert sorted(policy.victims()) == sorted(set(range(10)) - set(taken))
 
     def test_follows_a_model(self) -> None:
+        make = self.make
+
+        class Machine(_PolicyMachine):
+            def __init__(self) -> None:
+                super().__init__(make)
+
         run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
-            lambda: _PolicyMachine(self.make),
+            Machine,
             settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
         )
 

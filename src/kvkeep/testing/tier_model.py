@@ -100,4 +100,9 @@ def check_against_model(make: Callable[[], Tier], *, forgets: bool) -> None:
 
     `forgets`: whether it may lose what it holds, as one with less room than 160 KB does.
     """
-    run_state_machine_as_test(lambda: TierMachine(make, forgets=forgets), settings=MODEL_SETTINGS)
+
+    class Machine(TierMachine):
+        def __init__(self) -> None:
+            super().__init__(make, forgets=forgets)
+
+    run_state_machine_as_test(Machine, settings=MODEL_SETTINGS)

@@ -257,6 +257,8 @@ class SchedulerSide:
 
     def _follow_blocks(self, output: SchedulerOutput) -> None:
         """Add the blocks that running requests were given for this step."""
+        if not self._to_store:
+            return
         cached = output.scheduled_cached_reqs
         for request_id, new_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             tracked = self._to_store.get(request_id)
@@ -267,9 +269,13 @@ class SchedulerSide:
     def _plan_stores(self, output: SchedulerOutput) -> list[StoreOp]:
         ops: list[StoreOp] = []
         finished: list[str] = []
-        for request_id, tracked in self._to_store.items():
-            num_scheduled = output.num_scheduled_tokens.get(request_id)
-            if not num_scheduled:
+        scheduled = output.num_scheduled_tokens
+        # Many may be waiting, or many decoding: go through the fewer.
+        names = scheduled if len(scheduled) < len(self._to_store) else self._to_store
+        for request_id in names:
+            tracked = self._to_store.get(request_id)
+            num_scheduled = scheduled.get(request_id)
+            if tracked is None or not num_scheduled:
                 continue
             request = tracked.request
             limit = request.num_tokens

@@ -27,6 +27,7 @@ from kvkeep.device.layout import BlockLayout, describe_layout
 from kvkeep.device.reference import ReferenceCopier, layer_tensor
 from kvkeep.errors import KVKeepError, LayoutError
 from kvkeep.memory.shared import SharedMemory
+from kvkeep.transfer import in_background
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -124,9 +125,11 @@ class WorkerSide:
             return self._copier
         if place is None or self._layout is None:
             raise LayoutError("an operation came without a pool or before the KV cache")
-        self._memory = SharedMemory.attach(place.handle)
+        memory = self._memory = SharedMemory.attach(place.handle)
         base = place.num_slots * sum(place.slot_bytes[: self._rank])
         nbytes = place.num_slots * place.slot_bytes[self._rank]
+        # The pages are there, but each process maps them for itself, one fault at a time.
+        in_background("kvkeep-map", lambda: memory.populate(base, nbytes))
         slots = torch.frombuffer(self._memory.view, dtype=torch.uint8)[base : base + nbytes]
         self._copier = ReferenceCopier(
             self._layout,
