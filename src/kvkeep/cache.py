@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
+from kvkeep.errors import TierTimeout
 from kvkeep.hierarchy import ChunkShape, Hierarchy, TierLink
 from kvkeep.memory.index import ChunkIndex
 from kvkeep.memory.pool import Lease, SlotPool
@@ -62,6 +63,7 @@ class _Loading:
 
 
 class _Piece(NamedTuple):
+    digest: Digest
     slot: int
     source: str
     loading: _Loading | None
@@ -178,13 +180,17 @@ class KVCache:
         """Where each chunk comes from, up to the first that can't; and what must be loaded."""
         memory = self._index.prefix(digests)
         self._index.touch(digests[:memory])
-        pieces = [_Piece(slot, "memory", None) for slot in self._index.slots(digests[:memory])]
+        here = digests[:memory]
+        pieces = [
+            _Piece(digest, slot, "memory", None)
+            for digest, slot in zip(here, self._index.slots(here), strict=True)
+        ]
         jobs: list[tuple[TierLink, list[_Loading]]] = []
         keep = frozenset(digests) if memory < len(digests) else _NOTHING
         for digest in digests[memory:]:
             if digest in self._index:
                 self._index.touch([digest])
-                pieces.append(_Piece(self._index.slots([digest])[0], "memory", None))
+                pieces.append(_Piece(digest, self._index.slots([digest])[0], "memory", None))
                 continue
             loading = self._loading.get(digest)
             if loading is None:
@@ -196,7 +202,7 @@ class KVCache:
                 if not jobs or jobs[-1][0] is not link:
                     jobs.append((link, []))
                 jobs[-1][1].append(loading)
-            pieces.append(_Piece(loading.lease.slots[0], loading.source, loading))
+            pieces.append(_Piece(digest, loading.lease.slots[0], loading.source, loading))
         return pieces, jobs
 
     def _start(self, link: TierLink, loadings: list[_Loading]) -> None:
@@ -240,13 +246,26 @@ class KVCache:
         if held.held and there < len(pieces):
             fetch.lease = self.pool.share(held.slots[:there], fetch.owner)
             held.release()
+        # Batches end in any order; in the order of eviction the prefix must come out right.
+        self._index.touch([piece.digest for piece in pieces if piece.digest in self._index])
         fetch.seconds = time.monotonic() - fetch.started_at
         fetch.done = True
 
     def give_up(self, fetch: Fetch) -> None:
-        """Go on with what is there; what comes later is kept for the next who asks."""
+        """Go on with what is there; what comes later is kept for the next who asks.
+
+        A tier that made it necessary has failed, as far as its breaker is concerned.
+        """
         with self._lock:
+            late = {
+                piece.source
+                for piece in fetch.pieces
+                if piece.loading is not None and piece.loading.digest in self._loading
+            }
             self._settle(fetch)
+        for link in self.hierarchy.links:
+            if link.name in late:
+                link.breaker.failed(TierTimeout(f"{link.name} tier took too long"))
 
     def release(self, fetch: Fetch) -> None:
         """Hold nothing for `fetch` any more. Safe at any time, safe to call twice."""
@@ -256,8 +275,12 @@ class KVCache:
 
     # -- put -----------------------------------------------------------------------------------
 
-    def reserve(self, digests: Sequence[Digest], owner: str) -> Reservation | None:
+    def reserve(
+        self, digests: Sequence[Digest], owner: str, keep: Collection[Digest] = ()
+    ) -> Reservation | None:
         """Slots for those of `digests` that memory does not hold and nobody is bringing.
+
+        Nothing of `digests` or `keep` is evicted for them: `keep` is what comes before.
 
         Where there is not room for all, the first ones get it and the others are dropped, since a
         chunk is worth nothing without those before it. None if nothing is left to store.
@@ -271,7 +294,7 @@ class KVCache:
             ]
             if not new:
                 return None
-            lease = index.reserve(len(new), owner, keep=frozenset(digests))
+            lease = index.reserve(len(new), owner, keep=frozenset(keep) | set(digests))
             granted = len(lease.slots) if lease is not None else 0
             self.counters.dropped_chunks += len(new) - granted
             if lease is None:

@@ -6,6 +6,7 @@ and opened (checked) when it comes back. Whatever does not fit is a miss, is cou
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -112,7 +113,8 @@ class Hierarchy:
             try:
                 if all(link.tier.contains(self.keys(digest))):
                     return link
-            except TierError as error:
+            except Exception as error:  # noqa: BLE001
+                # Not only `TierError`: what breaks the tier's contract must not reach the engine.
                 link.breaker.failed(error)
         return None
 
@@ -169,7 +171,9 @@ class Hierarchy:
         except FrameError as error:
             link.counters.add("corrupt")
             logger.warning("%s tier: %s is no good (%s): deleted", link.name, key.name, error)
-            link.tier.delete([key])
+            # Left where it can't be deleted: it is found bad again.
+            with contextlib.suppress(TierError):
+                link.tier.delete([key])
             return False
         return True
 

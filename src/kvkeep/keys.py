@@ -13,6 +13,10 @@ What is hashed, as 32-bit little-endian words (golden vectors: `tests/test_keys.
                                  extras of the chunk (multimodal items, prompt embeddings)
 
 MARK is 0xFFFFFFFF, which is no token id, so extras and tokens can't be taken for one another.
+Kinds: 1 salt, 2 LoRA, 3 multimodal item, 4 prompt embeddings, 5 epoch, in this order. The content
+of 1, 2, 3 and 5 is a list of strings, each a 4-byte length and UTF-8: (salt), (what names the
+adapter), (identifier, first position, one past the last; both in decimal), (epoch). That of 4 is
+the SHA-256 of the embeddings' bytes at the chunk's positions.
 No process-wide seed, no environment variable, no Python `hash()`: the same digests everywhere.
 """
 
@@ -35,7 +39,7 @@ FORMAT_VERSION = 1
 
 _PREAMBLE = b"kvkeep key 1\0\0\0\0"
 _MARK = 0xFFFFFFFF
-_SALT, _LORA, _MULTIMODAL, _EMBEDS = 1, 2, 3, 4
+_SALT, _LORA, _MULTIMODAL, _EMBEDS, _EPOCH = 1, 2, 3, 4, 5
 _SLUG_CHARS = 48
 
 
@@ -95,7 +99,7 @@ class KeyChain:
     Not thread-safe: one request belongs to one scheduler.
     """
 
-    __slots__ = ("chunk_tokens", "digests", "_hasher", "_items", "_embeds")
+    __slots__ = ("chunk_tokens", "digests", "items", "_hasher", "_embeds")
 
     def __init__(
         self,
@@ -104,23 +108,28 @@ class KeyChain:
         *,
         salt: str | None = None,
         lora: tuple[str, ...] | None = None,
+        epoch: str | None = None,
         items: Sequence[Placed] = (),
         embeds: Callable[[int, int], bytes | None] | None = None,
     ) -> None:
         """`lora`: what names the adapter (name, path or id), in a fixed order.
 
+        `epoch`: set anew where all that was kept before must not be given any more.
         `items`: the prompt's multimodal items. `embeds(start, stop)`: the bytes of the prompt
         embeddings that stand in for the tokens at these positions, or None where tokens do.
         """
         self.chunk_tokens = chunk_tokens
         self.digests: list[Digest] = []
-        self._items = sorted(items)
+        self.items = items
+        """May be replaced by a longer list before an `extend`: a session adds items as it goes."""
         self._embeds = embeds
         self._hasher = hashlib.sha256(_PREAMBLE + namespace.digest)
         if salt is not None:
             self._hasher.update(_extra(_SALT, _joined(salt)))
         if lora is not None:
             self._hasher.update(_extra(_LORA, _joined(*lora)))
+        if epoch is not None:
+            self._hasher.update(_extra(_EPOCH, _joined(epoch)))
 
     @property
     def num_tokens(self) -> int:
@@ -147,7 +156,7 @@ class KeyChain:
         # The mark may only stand before an extra; a vocabulary never gets near it.
         if b"\xff\xff\xff\xff" in words.tobytes() and _MARK in words:
             raise ValueError(f"token id {_MARK} is reserved")
-        if self._items or self._embeds is not None:
+        if self.items or self._embeds is not None:
             self._extend_with_extras(raw, start, stop)
             return self.digests
         step = self.chunk_tokens * 4
@@ -158,10 +167,11 @@ class KeyChain:
         return self.digests
 
     def _extend_with_extras(self, raw: memoryview, start: int, stop: int) -> None:
+        items = sorted(self.items)
         for first in range(start, stop, self.chunk_tokens):
             last = first + self.chunk_tokens
             self._hasher.update(raw[(first - start) * 4 : (last - start) * 4])
-            for item in self._items:
+            for item in items:
                 if item.start < last and item.stop > first:
                     placed = _joined(item.identifier, str(item.start), str(item.stop))
                     self._hasher.update(_extra(_MULTIMODAL, placed))

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kvkeep.errors import TierError, TierUnavailable
 
@@ -49,6 +49,8 @@ class Breaker:
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
+        self.openings = 0
+        """How often it has opened so far: what was queued before one is not worth trying after."""
         self._backoff_s = backoff_s
         self._retry_at: float | None = None
         self._probing = False
@@ -93,17 +95,20 @@ class Breaker:
             logger.info("%s tier works again", self._name)
 
     def failed(self, error: BaseException) -> None:
-        """A batch failed."""
+        """A batch failed. One that was under way when the breaker opened changes nothing."""
         with self._lock:
             self._failures += 1
+            was_open, was_probe = self.is_open, self._probing
             self._probing = False
-            if self._retry_at is None and self._failures < self._threshold:
+            if was_open and not was_probe:
                 return
-            opens = self._retry_at is None
+            if not was_open and self._failures < self._threshold:
+                return
             wait_s = self._backoff_s
             self._retry_at = self._clock() + wait_s
             self._backoff_s = min(self._backoff_s * 2, self._max_backoff_s)
-        if opens:
+            self.openings += 1
+        if not was_open:
             logger.warning(
                 "%s tier is cut off after %d failures in a row; next try in %.0f s. Last: %s",
                 self._name,
@@ -111,6 +116,13 @@ class Breaker:
                 wait_s,
                 error,
             )
+
+
+class _Job(NamedTuple):
+    future: Future[Any]
+    work: Callable[[], Any]
+    openings: int
+    """The breaker's, when it was queued."""
 
 
 class TransferQueue:
@@ -125,8 +137,8 @@ class TransferQueue:
         self._num_threads = num_threads
         self._max_store_bytes = max_store_bytes
         self._condition = threading.Condition()
-        self._loads: deque[Callable[[], None]] = deque()
-        self._stores: deque[tuple[Callable[[], None], int]] = deque()
+        self._loads: deque[_Job] = deque()
+        self._stores: deque[tuple[_Job, int]] = deque()
         self._store_bytes = 0
         self._running_stores = 0
         self._threads: list[threading.Thread] = []
@@ -154,61 +166,65 @@ class TransferQueue:
     def load(self, job: Callable[[], T]) -> Future[T]:
         """Run `job` soon. The future fails with `TierUnavailable` while the tier is cut off."""
         future: Future[T] = Future()
-        if not self._breaker.allows():
-            future.set_exception(TierUnavailable(f"{self._name} tier is cut off"))
-            return future
         with self._condition:
             if self._closing:
                 future.set_exception(TierUnavailable(f"{self._name} tier is closing"))
-                return future
-            self._loads.append(lambda: self._finish(future, job))
-            self._condition.notify()
+            elif not self._breaker.allows():
+                future.set_exception(TierUnavailable(f"{self._name} tier is cut off"))
+            else:
+                self._loads.append(_Job(future, job, self._breaker.openings))
+                # All, since one may be waiting in `flush`, whom a load does not concern.
+                self._condition.notify_all()
         return future
 
     def store(self, job: Callable[[], T], nbytes: int) -> Future[T] | None:
         """Run `job` when no load waits; None, at once, if that would queue too many bytes."""
-        if not self._breaker.allows():
-            return None
         future: Future[T] = Future()
         with self._condition:
             if self._closing or self._store_bytes + nbytes > self._max_store_bytes:
                 return None
+            if not self._breaker.allows():
+                return None
             self._store_bytes += nbytes
-            self._stores.append((lambda: self._finish(future, job), nbytes))
-            self._condition.notify()
+            self._stores.append((_Job(future, job, self._breaker.openings), nbytes))
+            self._condition.notify_all()
         return future
 
-    def _finish(self, future: Future[T], job: Callable[[], T]) -> None:
+    def _finish(self, job: _Job) -> None:
+        if job.openings != self._breaker.openings:
+            job.future.set_exception(TierUnavailable(f"{self._name} tier is cut off"))
+            return
         try:
-            result = job()
+            result = job.work()
         except TierError as error:
             self._breaker.failed(error)
-            future.set_exception(error)
-        except Exception as error:
-            # A fault of ours, not of the tier: it must not end the thread.
+            job.future.set_exception(error)
+        except BaseException as error:
+            # A fault of ours, or a panic of a library: it must not end the thread.
             logger.warning("%s tier: unexpected %r", self._name, error, exc_info=True)
             self._breaker.failed(error)
-            future.set_exception(error)
+            job.future.set_exception(error)
         else:
             self._breaker.succeeded()
-            future.set_result(result)
+            job.future.set_result(result)
 
     def _run(self) -> None:
         while True:
             with self._condition:
                 while not self._loads and not self._may_store() and not self._closing:
                     self._condition.wait()
+                store_bytes: int | None = None
                 if self._loads:
-                    job, nbytes = self._loads.popleft(), 0
+                    job = self._loads.popleft()
                 elif self._stores:
-                    job, nbytes = self._stores.popleft()
+                    job, store_bytes = self._stores.popleft()
                     self._running_stores += 1
                 else:
                     return
-            job()
-            if nbytes:
+            self._finish(job)
+            if store_bytes is not None:
                 with self._condition:
-                    self._store_bytes -= nbytes
+                    self._store_bytes -= store_bytes
                     self._running_stores -= 1
                     self._condition.notify_all()
 
@@ -221,7 +237,7 @@ class TransferQueue:
         """Wait until every queued store has run; False if that takes longer."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
-            while self._store_bytes:
+            while self._stores or self._running_stores:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -233,12 +249,14 @@ class TransferQueue:
         flushed = self.flush(timeout_s)
         with self._condition:
             self._closing = True
-            dropped = len(self._stores)
+            dropped = list(self._stores)
             self._stores.clear()
-            self._store_bytes = 0
+            self._store_bytes -= sum(nbytes for _, nbytes in dropped)
             self._condition.notify_all()
         if not flushed:
-            logger.warning("%s tier: %d stores dropped at shutdown", self._name, dropped)
+            logger.warning("%s tier: %d stores dropped at shutdown", self._name, len(dropped))
+        for job, _ in dropped:
+            job.future.set_exception(TierUnavailable(f"{self._name} tier is closing"))
         for thread in self._threads:
             thread.join(timeout_s)
         self._threads.clear()

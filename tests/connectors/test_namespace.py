@@ -195,9 +195,9 @@ def test_weights_that_are_not_recognised_are_not_all_taken_for_the_same(tmp_path
 
 
 def test_a_hub_id_goes_by_the_commit_it_resolved_to(monkeypatch):
-    monkeypatch.setattr(module, "_cached_commit", lambda model, revision: "c0ffee")
+    monkeypatch.setattr(module, "_cached_commit", lambda *_: "c0ffee")
     assert model_identity("org/model", None, "auto") == {"model": "org/model", "revision": "c0ffee"}
-    monkeypatch.setattr(module, "_cached_commit", lambda model, revision: None)
+    monkeypatch.setattr(module, "_cached_commit", lambda *_: None)
     assert model_identity("org/model", "v2", "auto") == {"model": "org/model", "revision": "v2"}
 
 

@@ -35,6 +35,9 @@ VERSION = 1
 _MAGIC = b"KVKEEP\r\n"
 _FIELDS = struct.Struct("<8sHHI16s32s32sQQ16s")
 _CHECK = struct.Struct("<Q")
+_CODEC_BYTES = 16
+RAW = "raw"
+"""The codec that changes nothing: payload and KV are the same bytes."""
 _ZEROS = bytes(HEADER_BYTES)
 
 
@@ -69,7 +72,19 @@ def payload_checksum(payload: memoryview | bytes) -> bytes:
 
 
 def write_header(frame: memoryview, header: FrameHeader) -> None:
-    """Put `header` into the first `HEADER_BYTES` of `frame` (writable, format "B")."""
+    """Put `header` into the first `HEADER_BYTES` of `frame` (writable, format "B").
+
+    Raises `ValueError` for a field that does not fit its place.
+    """
+    if len(header.codec.encode("ascii")) > _CODEC_BYTES:
+        raise ValueError(f"codec name {header.codec!r} is longer than {_CODEC_BYTES} bytes")
+    for name, value, nbytes in (
+        ("namespace digest", header.namespace_digest, 32),
+        ("chunk digest", header.digest, 32),
+        ("checksum", header.checksum, 16),
+    ):
+        if len(value) != nbytes:
+            raise ValueError(f"a {name} has {nbytes} bytes, not {len(value)}")
     packed = _FIELDS.pack(
         _MAGIC,
         header.version,
@@ -123,7 +138,7 @@ def seal(
     num_tokens: int,
     raw_nbytes: int,
     payload_nbytes: int,
-    codec: str = "raw",
+    codec: str = RAW,
 ) -> memoryview:
     """Write the header for the payload that lies in `frame` already; the frame's whole bytes.
 
@@ -165,11 +180,12 @@ def open_frame(
     digest: Digest,
     rank: int,
     raw_nbytes: int,
+    codec: str = RAW,
 ) -> FrameHeader:
-    """The header of `frame`, which is whole and is the chunk that was asked for.
+    """The header of `frame`, which is whole and is the chunk that was asked for, in `codec`.
 
     Raises `FrameError` whose `reason` is one of truncated, magic, version, header, namespace,
-    digest, rank, length, checksum. Each is a miss to the caller.
+    digest, rank, codec, length, checksum. Each is a miss to the caller.
     """
     header = read_header(frame)
     if header.namespace_digest != namespace_digest:
@@ -178,6 +194,10 @@ def open_frame(
         raise FrameError("digest", f"holds chunk {header.digest.hex()}, not {digest.hex()}")
     if header.rank != rank:
         raise FrameError("rank", f"holds rank {header.rank}'s bytes, not rank {rank}'s")
+    if header.codec != codec:
+        raise FrameError("codec", f"in codec {header.codec!r}, not {codec!r}")
+    if header.codec == RAW and header.payload_nbytes != header.raw_nbytes:
+        raise FrameError("length", f"{header.payload_nbytes} bytes of {header.raw_nbytes} are here")
     if header.raw_nbytes != raw_nbytes:
         raise FrameError("length", f"{header.raw_nbytes} bytes of KV where {raw_nbytes} are right")
     return verify(frame)

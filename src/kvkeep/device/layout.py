@@ -12,6 +12,7 @@ of 256 tokens holds the same bytes as its sixteen blocks of 16 tokens one after 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -142,14 +143,9 @@ def _page(tensor: LayerTensor, num_blocks: int) -> tuple[list[Region], str]:
     outer = list(inside)
     while outer and outer[-1][1] == run_bytes:
         run_bytes *= outer.pop()[0]
-    num_runs = 1
-    for size, stride, number in outer:
-        if stride < run_bytes:
-            raise LayoutError(
-                f"layer {tensor.name}: axis {number} of shape {tensor.shape} with strides "
-                f"{tensor.strides} overlaps others; this layout is not known"
-            )
-        num_runs *= size
+    blocks = [(block_stride, num_blocks)] if num_blocks > 1 else []
+    _check_apart(tensor, [(stride, size) for size, stride, _ in outer] + blocks, run_bytes)
+    num_runs = math.prod(size for size, _, _ in outer)
     if num_runs > _MAX_RUNS or run_bytes < _MIN_RUN_BYTES:
         raise LayoutError(
             f"layer {tensor.name}: a block lies in {num_runs} runs of {run_bytes} bytes (shape "
@@ -165,6 +161,21 @@ def _page(tensor: LayerTensor, num_blocks: int) -> tuple[list[Region], str]:
     logical = tuple(size for number, size in enumerate(tensor.shape) if number != axis)
     order = tuple((number, size) for size, _, number in inside)
     return runs, f"{tensor.dtype}{logical}axis{axis}x{per_block}:{order}"
+
+
+def _check_apart(tensor: LayerTensor, axes: Sequence[tuple[int, int]], run_bytes: int) -> None:
+    """Each of `axes` (stride in bytes, size) steps over all that lies inside it.
+
+    So no two runs of any two blocks share a byte.
+    """
+    extent = run_bytes
+    for stride, size in sorted(axes):
+        if stride < extent:
+            raise LayoutError(
+                f"layer {tensor.name}: memory of its blocks overlaps (shape {tensor.shape}, "
+                f"strides {tensor.strides}); this layout is not known"
+            )
+        extent += (size - 1) * stride
 
 
 def _merged(runs: Sequence[Region]) -> list[Region]:

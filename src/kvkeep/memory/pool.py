@@ -118,6 +118,8 @@ class SlotPool:
 
         Raises `PoolError` where not even one fits, `OSError` where there is no memory.
         """
+        if not slot_bytes or min(slot_bytes) <= 0:
+            raise PoolError(f"slot sizes {list(slot_bytes)} are not all positive")
         num_slots = size_bytes // sum(slot_bytes)
         if num_slots < 1:
             raise PoolError(
@@ -145,6 +147,8 @@ class SlotPool:
 
     def lease(self, count: int, owner: str) -> Lease | None:
         """Hold `count` free slots, or None where there are fewer. Never blocks, never evicts."""
+        if count < 0:
+            raise PoolError(f"{count} slots can't be leased")
         with self._lock:
             if count > len(self._free):
                 return None
@@ -156,8 +160,8 @@ class SlotPool:
     def share(self, slots: Sequence[int], owner: str) -> Lease:
         """A further hold on slots that somebody holds now. Raises `PoolError` for a free one."""
         with self._lock:
-            holds = self._holds
-            if any(holds[slot] == 0 for slot in slots):
+            holds, end = self._holds, self.num_slots
+            if any(not 0 <= slot < end or holds[slot] == 0 for slot in slots):
                 raise PoolError("only a held slot can be shared")
             return self._hold(tuple(slots), owner)
 
@@ -200,15 +204,16 @@ class SlotPool:
 
     def _take(self, holding: Holding, lease: Lease) -> None:
         with self._lock:
-            if not holding.slots.isdisjoint(lease.slots):
-                raise PoolError(f"{holding.owner!r} holds a slot of {lease!r} already")
+            slots = set(lease.slots)
+            if len(slots) != len(lease.slots) or not holding.slots.isdisjoint(slots):
+                raise PoolError(f"{holding.owner!r} would hold a slot of {lease!r} twice")
             self._end(lease)
-            holding.slots.update(lease.slots)
+            holding.slots |= slots
 
     def _drop(self, holding: Holding, slots: Sequence[int]) -> None:
         with self._lock:
-            if not holding.slots.issuperset(slots):
-                raise PoolError(f"{holding.owner!r} does not hold all of these slots")
+            if len(set(slots)) != len(slots) or not holding.slots.issuperset(slots):
+                raise PoolError(f"{holding.owner!r} does not hold each of these slots")
             holding.slots.difference_update(slots)
             self._give_back(slots)
 

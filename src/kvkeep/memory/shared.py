@@ -64,8 +64,11 @@ class SharedMemory:
         In the process that created it, that is the same object: a second mapping would cost its
         page tables and count its pages twice.
         """
-        if handle in _created and handle.pid == os.getpid():
-            return _created[handle]
+        own = _created.get(handle) if handle.pid == os.getpid() else None
+        if own is not None:
+            if own.is_closed:
+                raise PoolError("the pool of this process is closed")
+            return own
         path = f"/proc/{handle.pid}/fd/{handle.fd}"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -88,11 +91,17 @@ class SharedMemory:
         """Where the mapping starts in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
+    @property
+    def is_closed(self) -> bool:
+        return self._fd < 0
+
     def populate(self, offset: int, nbytes: int) -> bool:
         """Give pages to a range now, so that its first use does not fault; False if it can't.
 
         Runs without the GIL. The range is widened to whole pages.
         """
+        if self.is_closed:
+            return False
         start = offset - offset % mmap.PAGESIZE
         libc = ctypes.CDLL(None, use_errno=True)
         for at in range(start, offset + nbytes, _POPULATE_PIECE_BYTES):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvkeep.connectors.vllm.messages import LayoutReport
+from kvkeep.errors import LayoutError
 from kvkeep.keys import Namespace
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 # Fields of a Hugging Face config that say where it came from, not what the model computes.
 _UNRELATED = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "use_cache"})
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+_UNRELATED_SUFFIXES = frozenset({".md", ".txt", ".jinja", ".png", ".jpg", ".svg", ".lock"})
+_MAX_FILES = 10_000
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
@@ -36,7 +38,14 @@ def engine_namespace(
     model = vllm_config.model_config
     parallel = vllm_config.parallel_config
     fields = {
-        **model_identity(model.model, model.revision, vllm_config.load_config.load_format),
+        **model_identity(
+            model.model,
+            model.revision,
+            vllm_config.load_config.load_format,
+            getattr(vllm_config.load_config, "download_dir", None),
+        ),
+        # Where a loader streams the weights from elsewhere, the folder holds only a configuration.
+        "streamed_from": str(getattr(model, "model_weights", "") or ""),
         "config": config_fingerprint(model.hf_config.to_dict()),
         "overrides": str(model.hf_overrides) if model.hf_overrides else "",
         "dtype": str(model.dtype),
@@ -52,9 +61,22 @@ def engine_namespace(
         "engine": "vllm " + ".".join(vllm.__version__.split("+")[0].split(".")[:2]),
         "chunk_tokens": str(chunk_tokens),
     }
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise LayoutError(
+            "calculate_kv_scales makes KV depend on the first requests after a start; "
+            "leave it out to use kvkeep"
+        )
+    if _depends_on_length(model.hf_config.to_dict()):
+        fields["max_model_len"] = str(model.max_model_len)
     if fields.get("weights") == "dummy":
         fields["seed"] = str(model.seed)
     return Namespace.of(Path(model.model).name or model.model, fields)
+
+
+def _depends_on_length(config: Mapping[str, Any]) -> bool:
+    """Whether the rope's factors are chosen by `max_model_len`, for short prompts too."""
+    text = json.dumps(config, default=str)
+    return any(f'"{kind}"' in text for kind in ("longrope", "su", "dynamic"))
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> str:
@@ -64,7 +86,9 @@ def config_fingerprint(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def model_identity(model: str, revision: str | None, load_format: object) -> dict[str, str]:
+def model_identity(
+    model: str, revision: str | None, load_format: object, download_dir: str | None = None
+) -> dict[str, str]:
     """Which weights these are, by what is cheap to know and changes whenever they do."""
     if str(getattr(load_format, "value", load_format)) == "dummy":
         return {"weights": "dummy", "model": Path(model).name}
@@ -72,16 +96,19 @@ def model_identity(model: str, revision: str | None, load_format: object) -> dic
     if path.exists():
         # A folder's name says little: people train again into the same one.
         return {"weights": weights_fingerprint(str(path), _newest_change(path))}
-    return {"model": model, "revision": _cached_commit(model, revision) or revision or ""}
+    return {
+        "model": model,
+        "revision": _cached_commit(model, revision, download_dir) or revision or "",
+    }
 
 
-def _cached_commit(model: str, revision: str | None) -> str | None:
+def _cached_commit(model: str, revision: str | None, cache_dir: str | None) -> str | None:
     """The commit that a Hugging Face model id resolved to on this machine."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    found = try_to_load_from_cache(model, "config.json", cache_dir=cache_dir, revision=revision)
     if not isinstance(found, str):
         return None
     parts = Path(found).parts
@@ -91,7 +118,18 @@ def _cached_commit(model: str, revision: str | None) -> str | None:
 def _weight_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return sorted(file for file in path.iterdir() if file.suffix in _WEIGHT_SUFFIXES)
+    # Whatever they are called: weights come under many names, and what else lies in a model's
+    # folder (its configuration, an adapter's scale) counts as well.
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix not in _UNRELATED_SUFFIXES
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        and file.is_file()
+    )
+    if len(files) > _MAX_FILES:
+        raise LayoutError(f"{path} holds more than {_MAX_FILES} files: is it a model's folder?")
+    return files
 
 
 def _newest_change(path: Path) -> int:
@@ -100,7 +138,7 @@ def _newest_change(path: Path) -> int:
 
 @functools.lru_cache(maxsize=256)
 def weights_fingerprint(path: str, changed_ns: int) -> str:
-    """32 hex digits over names, sizes and samples of the weight files in a folder (or one file).
+    """32 hex digits over names, sizes and samples of the files in a folder (or of one file).
 
     Reads `_SAMPLES` pieces of each file, not the whole: two trainings of one model differ in
     practically every piece. `changed_ns` makes a changed folder be read again.
@@ -108,7 +146,7 @@ def weights_fingerprint(path: str, changed_ns: int) -> str:
     digest = hashlib.sha256()
     for file in _weight_files(Path(path)):
         nbytes = file.stat().st_size
-        digest.update(f"{file.name}:{nbytes};".encode())
+        digest.update(f"{file.relative_to(path)}:{nbytes};".encode())
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for sample in range(_SAMPLES + 1):

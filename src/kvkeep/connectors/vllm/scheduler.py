@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvkeep.cache import Fetch, KVCache, Reservation
+from kvkeep.cache import Fetch, KVCache, Match, Reservation
 from kvkeep.config import KVKeepConfig
 from kvkeep.connectors.vllm import engine
 from kvkeep.connectors.vllm.messages import (
@@ -33,6 +34,7 @@ from kvkeep.connectors.vllm.namespace import lora_identity
 from kvkeep.connectors.vllm.report import RequestReport
 from kvkeep.device.copier import CopyRun
 from kvkeep.keys import KeyChain, Namespace, Placed
+from kvkeep.types import Digest
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -60,6 +62,8 @@ class _Tracked:
     """Which of the request's chunks `fetch` begins with."""
     start_token: int = 0
     """Where the engine's own prefix ended when it last asked."""
+    waits: bool = True
+    """False once a slow tier took too long: it is not waited for a second time."""
     is_counted: bool = False
     """Its tokens are in the counters: once a request, however often it is asked for."""
     missed: tuple[int, int, int] | None = None
@@ -104,6 +108,9 @@ class SchedulerSide:
         self._stores: dict[int, tuple[Reservation, RequestReport, Outcome]] = {}
         self._loading_outcomes: dict[str, Outcome] = {}
         self._numbers = itertools.count()
+        self._epoch: str | None = None
+        self._outdated: set[int] = set()
+        """Stores under way whose content a `reset` has made worthless."""
         self._place = PoolPlace(
             cache.pool.memory.handle,
             cache.pool.num_slots,
@@ -118,8 +125,11 @@ class SchedulerSide:
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         tracked = self._track(request)
+        if tracked.request is not request:
+            # An id that is in use again while copies for its first request are under way.
+            return 0, False
         tracked.start_token = num_computed_tokens
-        tracked.chain.extend(request.all_token_ids)
+        self._hash(tracked)
         if not self._roles.loads or num_computed_tokens % self._block_tokens:
             return 0, False
         first = num_computed_tokens // self._chunk_tokens
@@ -136,6 +146,7 @@ class SchedulerSide:
                 self._config.fetch_timeout_s,
             )
             self._cache.give_up(fetch)
+            tracked.waits = False
         self._fetching.discard(request.request_id)
         # The last token is always computed: its logits are what the request is here for.
         end = min((first + len(fetch.slots)) * self._chunk_tokens, request.num_tokens - 1)
@@ -144,6 +155,12 @@ class SchedulerSide:
             self._let_go(tracked)
             return 0, False
         return num_tokens, True
+
+    def _hash(self, tracked: _Tracked) -> list[Digest]:
+        """The digests of all chunks of the request so far."""
+        if getattr(tracked.request, "mm_features", None):
+            tracked.chain.items = [Placed(*item) for item in engine.placed_items(tracked.request)]
+        return tracked.chain.extend(tracked.request.all_token_ids)
 
     def _track(self, request: Request) -> _Tracked:
         tracked = self._tracked.get(request.request_id)
@@ -155,7 +172,7 @@ class SchedulerSide:
             self._chunk_tokens,
             salt=request.cache_salt,
             lora=lora_identity(request.lora_request),
-            items=[Placed(*item) for item in engine.placed_items(request)],
+            epoch=self._epoch,
             embeds=(lambda start, stop: engine.embed_bytes(request, start, stop))
             if embeds is not None
             else None,
@@ -181,6 +198,10 @@ class SchedulerSide:
         if not match.digests:
             tracked.missed = asked
             return None
+        if not tracked.waits:
+            match = Match(match.digests[: match.in_memory], match.in_memory)
+            if not match.digests:
+                return None
         tracked.fetch = self._cache.fetch(match, tracked.request.request_id)
         tracked.first_chunk = first
         return tracked.fetch
@@ -212,10 +233,11 @@ class SchedulerSide:
         start = tracked.start_token
         first_block = start // self._block_tokens
         end_block = -(-(start + num_tokens) // self._block_tokens)
+        offset = first_block % self._blocks_per_chunk
+        # The engine may take less than it was offered.
+        num_chunks = -(-(offset + end_block - first_block) // self._blocks_per_chunk)
         run = CopyRun(
-            fetch.slots,
-            first_block % self._blocks_per_chunk,
-            tuple(tracked.block_ids[first_block:end_block]),
+            fetch.slots[:num_chunks], offset, tuple(tracked.block_ids[first_block:end_block])
         )
         self._loads.append(LoadOp(request.request_id, (run,)))
         tracked.is_loading = True
@@ -296,8 +318,11 @@ class SchedulerSide:
 
     def _plan_store(self, tracked: _Tracked, ready: int) -> StoreOp | None:
         first, tracked.num_stored = tracked.num_stored, ready
-        digests = tracked.chain.extend(tracked.request.all_token_ids)[first:ready]
-        reservation = self._cache.reserve(digests, tracked.request.request_id)
+        digests = self._hash(tracked)
+        # What comes before is kept rather than what comes now: it is worth nothing without.
+        reservation = self._cache.reserve(
+            digests[first:ready], tracked.request.request_id, keep=digests[:first]
+        )
         if reservation is None:
             return None
         if len(tracked.block_ids) < ready * self._blocks_per_chunk:
@@ -346,9 +371,10 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.report.loaded(outcome)
-                counters = self._cache.counters.memory
-                counters.add("loaded_bytes", tracked.report.load_nbytes)
-                counters.add("load_seconds", outcome.seconds)
+                if not outcome.failed:
+                    counters = self._cache.counters.memory
+                    counters.add("loaded_bytes", tracked.report.load_nbytes)
+                    counters.add("load_seconds", outcome.seconds)
                 self._let_go(tracked)
                 if tracked.request.is_finished():
                     self._forget(request_id)
@@ -363,7 +389,8 @@ class SchedulerSide:
             self._stores[number] = (reservation, report, total)
             return
         del self._stores[number]
-        if total.failed:
+        if total.failed or number in self._outdated:
+            self._outdated.discard(number)
             self._cache.abandon(reservation)
         else:
             self._cache.publish(reservation)
@@ -403,8 +430,19 @@ class SchedulerSide:
         return self._cache
 
     def reset(self) -> None:
-        """Forget what memory holds (the engine's `reset_prefix_cache` with its connector)."""
+        """Give nothing any more of what was kept before (`reset_prefix_cache` with connectors).
+
+        The engine is told so when its weights have changed under it. What lies in slow tiers can't
+        be told apart by anything but its key, so keys are others from now on; that only this
+        process uses: after a restart the weights are the model's own again.
+        """
         self._cache.clear_memory()
+        self._epoch = os.urandom(16).hex()
+        self._outdated.update(self._stores)
+        for request_id, tracked in list(self._tracked.items()):
+            if not tracked.is_loading:
+                self._let_go(tracked)
+                self._forget(request_id)
 
     def close(self) -> None:
         """Let go of every request and end the cache."""
