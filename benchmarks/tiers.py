@@ -122,7 +122,11 @@ class Engine:
         self.cache.publish(reservation)
 
     def put_to_disk(self) -> None:
-        """What is measured is the way from the slots to the disk; the gather is done before."""
+        """From the slots to the disk: what is in the slots does not matter here."""
+        reservation = self.cache.reserve(self.digests, "bench")
+        assert reservation is not None
+        assert len(reservation.digests) == self.num_chunks
+        self.cache.publish(reservation)
         assert self.cache.hierarchy.flush(600)
 
     def fetch(self) -> None:
@@ -181,6 +185,7 @@ class PlainDisk:
 
 
 def memory_round(engine: Engine, source: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
+    """The limit before and after, since a machine's speed drifts."""
     limit = timed(functools.partial(target.copy_, source))
     put = timed(engine.put)
     limit_after = timed(functools.partial(target.copy_, source))
@@ -189,14 +194,15 @@ def memory_round(engine: Engine, source: torch.Tensor, target: torch.Tensor) -> 
     return {"limit": between, "put": put, "fetch": fetch}
 
 
-def disk_round(engine: Engine, plain: PlainDisk) -> dict[str, float]:
+def disk_round(engine: Engine, plain: PlainDisk, *, ours_first: bool) -> dict[str, float]:
+    """Both in turn, by turns first: a disk remembers what was done to it just before."""
     plain.clear()
-    limit_store = timed(plain.write)
-    engine.put()
-    store = timed(engine.put_to_disk)
-    limit_load = timed(plain.read)
-    load = timed(engine.fetch_from_disk)
-    return {"limit_store": limit_store, "store": store, "limit_load": limit_load, "load": load}
+    stores = [("limit_store", plain.write), ("store", engine.put_to_disk)]
+    loads = [("limit_load", plain.read), ("load", engine.fetch_from_disk)]
+    if ours_first:
+        stores.reverse()
+        loads.reverse()
+    return {name: timed(work) for name, work in stores + loads}
 
 
 def measure(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -226,7 +232,7 @@ def measure(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
                 if where == "memory":
                     figures = memory_round(engine, source, target)
                 else:
-                    figures = disk_round(engine, plain[tokens])
+                    figures = disk_round(engine, plain[tokens], ours_first=number % 2 == 0)
                     engine.cache.hierarchy.links[0].tier.delete(
                         [key for d in engine.digests for key in engine.cache.hierarchy.keys(d)]
                     )

@@ -97,7 +97,7 @@ def test_what_is_too_much_to_store_is_dropped_and_not_awaited(open_queue):
 
 
 def test_one_thread_stays_free_of_stores(open_queue):
-    queue = open_queue(num_threads=3)
+    queue = open_queue(num_threads=2)
     stores = [Held() for _ in range(4)]
     futures = [queue.store(store, 1) for store in stores]
     assert all(store.runs.wait(PATIENCE_S) for store in stores[:2])

@@ -131,7 +131,10 @@ class TransferQueue:
     def __init__(
         self, name: str, breaker: Breaker, *, num_threads: int, max_store_bytes: int
     ) -> None:
-        """`max_store_bytes`: how much may wait to be stored; what comes on top is dropped."""
+        """`num_threads` run stores; loads have one more, which stores never use, so that a load
+        does not wait for a whole store to end. `max_store_bytes`: how much may wait to be stored;
+        what comes on top is dropped.
+        """
         self._name = name
         self._breaker = breaker
         self._num_threads = num_threads
@@ -151,12 +154,12 @@ class TransferQueue:
 
     @property
     def num_threads(self) -> int:
-        """How many jobs can run at once."""
+        """How many stores can run at once."""
         return self._num_threads
 
     def open(self) -> None:
         """Start the threads."""
-        for number in range(self._num_threads):
+        for number in range(self._num_threads + 1):
             thread = threading.Thread(
                 target=self._run, name=f"kvkeep-{self._name}-{number}", daemon=True
             )
@@ -229,9 +232,7 @@ class TransferQueue:
                     self._condition.notify_all()
 
     def _may_store(self) -> bool:
-        # One thread stays free of stores, so that a load never waits for a whole store to end.
-        limit = max(1, self._num_threads - 1)
-        return bool(self._stores) and self._running_stores < limit
+        return bool(self._stores) and self._running_stores < self._num_threads
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every queued store has run; False if that takes longer."""

@@ -44,6 +44,14 @@ def text_tokens(model: str) -> list[int]:
     return Tokenizer.from_file(f"{model}/tokenizer.json").encode(text[:200_000]).ids
 
 
+def engine_environment(extra: dict[str, str]) -> dict[str, str]:
+    """This process's environment for an engine's, and `extra`."""
+    environment = {**os.environ, **extra}
+    # Where this is set, every engine compiles all of vLLM's modules anew.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
+
+
 Run = Callable[..., dict[str, Any]]
 
 
@@ -60,7 +68,7 @@ def run(model: str) -> Run:
             capture_output=True,
             text=True,
             timeout=600,
-            env={**os.environ, **(env or {})},
+            env=engine_environment(env or {}),
             check=False,
         )
         lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]

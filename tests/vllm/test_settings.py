@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.conftest import RUNNER, Run, connector
+from tests.vllm.conftest import RUNNER, Run, connector, engine_environment
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,7 @@ def test_a_wrong_setting_stops_the_start_and_says_what_is_right(
         text=True,
         timeout=300,
         check=False,
+        env=engine_environment({}),
     )
     assert process.returncode != 0
     last = process.stderr.strip().splitlines()[-1]
