@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +30,19 @@ class Client:
     def __init__(self, host: str, port: int, model: str) -> None:
         self._host, self._port, self._model = host, port, model
 
-    def _post(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+    @contextlib.contextmanager
+    def _post(
+        self, path: str, body: dict[str, Any]
+    ) -> Generator[http.client.HTTPResponse, None, None]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_TIMEOUT_S)
         content = json.dumps({"model": self._model, **body})
-        connection.request("POST", path, content, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            text = response.read().decode(errors="replace")
-            raise RuntimeError(f"{path} answered {response.status}: {text}")
-        return response
+        with contextlib.closing(connection):
+            connection.request("POST", path, content, {"Content-Type": "application/json"})
+            with connection.getresponse() as response:
+                if response.status != http.HTTPStatus.OK:
+                    text = response.read().decode(errors="replace")
+                    raise RuntimeError(f"{path} answered {response.status}: {text}")
+                yield response
 
     def count_tokens(self, prompt: str) -> int:
         """Tokens of a whole prompt, chat template included, by the server's own tokenizer."""

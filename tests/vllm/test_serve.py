@@ -18,7 +18,8 @@ PROMPT = "Count slowly: " + ", ".join(str(number) for number in range(400))
 def metrics_of(port: int) -> dict[str, float]:
     connection = http.client.HTTPConnection(HOST, port, timeout=30)
     connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
+    with connection.getresponse() as response:
+        text = response.read().decode()
     connection.close()
     lines = re.findall(r'^(kvkeep:\w+)\{(?:[^}]*tier="(\w+)")?[^}]*\} (\S+)$', text, re.MULTILINE)
     return {f"{tier}/{name}" if tier else name: float(value) for name, tier, value in lines}
@@ -30,7 +31,8 @@ def abort_early(port: int, model: str) -> None:
     body = {"model": model, "prompt": PROMPT[::-1], "max_tokens": 400, "stream": True}
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    connection.getresponse().readline()
+    with connection.getresponse() as response:
+        response.readline()
     connection.close()
 
 
