@@ -12,14 +12,13 @@ Owns the cache (index, policy, leases) and moves no bytes. A request passes thro
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvkeep.cache import Fetch, KVCache, Match, Reservation
+from kvkeep.cache import Fetch, KVCache, Match
 from kvkeep.config import KVKeepConfig
 from kvkeep.connectors.vllm import engine
 from kvkeep.connectors.vllm.messages import (
@@ -32,6 +31,8 @@ from kvkeep.connectors.vllm.messages import (
 )
 from kvkeep.connectors.vllm.namespace import lora_identity
 from kvkeep.connectors.vllm.report import RequestReport
+from kvkeep.connectors.vllm.stores import Stores
+from kvkeep.connectors.vllm.tracked import Tracked
 from kvkeep.device.copier import CopyRun
 from kvkeep.keys import KeyChain, Namespace, Placed
 from kvkeep.types import Digest
@@ -45,31 +46,6 @@ logger = logging.getLogger(__name__)
 _IDLE_WAIT_S = 0.001
 """How long an otherwise idle step sleeps for a transfer to end. Without it the engine spins on
 empty steps, and the threads that read from disk fight it for the interpreter."""
-
-
-@dataclass(slots=True, eq=False)
-class _Tracked:
-    """What is known of one request, from its first look-up to its end."""
-
-    request: Request
-    chain: KeyChain
-    report: RequestReport
-    block_ids: list[int] = field(default_factory=list[int])
-    num_stored: int = 0
-    """Chunks that were stored, found kept, or given up; the next to store is this one."""
-    fetch: Fetch | None = None
-    first_chunk: int = 0
-    """Which of the request's chunks `fetch` begins with."""
-    start_token: int = 0
-    """Where the engine's own prefix ended when it last asked."""
-    waits: bool = True
-    """False once a slow tier took too long: it is not waited for a second time."""
-    is_counted: bool = False
-    """Its tokens are in the counters: once a request, however often it is asked for."""
-    missed: tuple[int, int, int] | None = None
-    """(cache generation, first chunk, chunks) of the last look-up that found nothing."""
-    is_loading: bool = False
-    """Workers are copying: `fetch` must be held until they report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +76,13 @@ class SchedulerSide:
         self._block_tokens = block_tokens
         self._chunk_tokens = cache.shape.num_tokens
         self._blocks_per_chunk = self._chunk_tokens // block_tokens
-        self._num_ranks = num_ranks
-        self._tracked: dict[str, _Tracked] = {}
-        self._to_store: dict[str, _Tracked] = {}
+        self._tracked: dict[str, Tracked] = {}
+        self._to_store: dict[str, Tracked] = {}
         self._fetching: set[str] = set()
         self._loads: list[LoadOp] = []
-        self._stores: dict[int, tuple[Reservation, RequestReport, Outcome]] = {}
+        self._stores = Stores(cache, self._blocks_per_chunk, num_ranks)
         self._loading_outcomes: dict[str, Outcome] = {}
-        self._numbers = itertools.count()
         self._epoch: str | None = None
-        self._outdated: set[int] = set()
-        """Stores under way whose content a `reset` has made worthless."""
         self._place = PoolPlace(
             cache.pool.memory.handle,
             cache.pool.num_slots,
@@ -156,13 +128,13 @@ class SchedulerSide:
             return 0, False
         return num_tokens, True
 
-    def _hash(self, tracked: _Tracked) -> list[Digest]:
+    def _hash(self, tracked: Tracked) -> list[Digest]:
         """The digests of all chunks of the request so far."""
         if getattr(tracked.request, "mm_features", None):
             tracked.chain.items = [Placed(*item) for item in engine.placed_items(tracked.request)]
         return tracked.chain.extend(tracked.request.all_token_ids)
 
-    def _track(self, request: Request) -> _Tracked:
+    def _track(self, request: Request) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is not None:
             return tracked
@@ -178,12 +150,12 @@ class SchedulerSide:
             else None,
         )
         report = RequestReport(request.request_id, self._cache.shape)
-        tracked = self._tracked[request.request_id] = _Tracked(request, chain, report)
+        tracked = self._tracked[request.request_id] = Tracked(request, chain, report)
         if self._roles.stores:
             self._to_store[request.request_id] = tracked
         return tracked
 
-    def _fetch_from(self, tracked: _Tracked, first: int) -> Fetch | None:
+    def _fetch_from(self, tracked: Tracked, first: int) -> Fetch | None:
         """The request's run of kept chunks from `first` on, held; None if there is none."""
         if tracked.fetch is not None:
             if tracked.first_chunk == first:
@@ -209,7 +181,7 @@ class SchedulerSide:
     def _is_late(self, fetch: Fetch) -> bool:
         return fetch.age_s() > self._config.fetch_timeout_s
 
-    def _let_go(self, tracked: _Tracked) -> None:
+    def _let_go(self, tracked: Tracked) -> None:
         self._fetching.discard(tracked.request.request_id)
         if tracked.fetch is not None:
             self._cache.release(tracked.fetch)
@@ -245,7 +217,7 @@ class SchedulerSide:
         tracked.report.loading(fetch, tracked.first_chunk, start, num_tokens, request.num_tokens)
         self._count_hits(tracked.report)
 
-    def _count_tokens(self, tracked: _Tracked, num_tokens: int) -> None:
+    def _count_tokens(self, tracked: Tracked, num_tokens: int) -> None:
         if tracked.is_counted or not self._roles.loads:
             return
         tracked.is_counted = True
@@ -307,7 +279,7 @@ class SchedulerSide:
             computed = min(request.num_computed_tokens + num_scheduled, limit)
             ready = computed // self._chunk_tokens
             if ready > tracked.num_stored:
-                op = self._plan_store(tracked, ready)
+                op = self._stores.plan(tracked, self._hash(tracked), ready)
                 if op is not None:
                     ops.append(op)
             if not self._config.save_decode_cache and ready == limit // self._chunk_tokens:
@@ -315,44 +287,6 @@ class SchedulerSide:
         for request_id in finished:
             self._to_store.pop(request_id).report.complete()
         return ops
-
-    def _plan_store(self, tracked: _Tracked, ready: int) -> StoreOp | None:
-        first, tracked.num_stored = tracked.num_stored, ready
-        digests = self._hash(tracked)
-        # What comes before is kept rather than what comes now: it is worth nothing without.
-        reservation = self._cache.reserve(
-            digests[first:ready], tracked.request.request_id, keep=digests[:first]
-        )
-        if reservation is None:
-            return None
-        if len(tracked.block_ids) < ready * self._blocks_per_chunk:
-            # We lost track of the request's blocks; storing the wrong ones is the one thing
-            # that must not happen.
-            self._cache.abandon(reservation)
-            logger.warning("request %s: block list too short", tracked.request.request_id)
-            return None
-        runs = self._store_runs(reservation, tracked.block_ids, first)
-        number = next(self._numbers)
-        tracked.report.storing(len(reservation.digests), tracked.request.num_tokens)
-        self._stores[number] = (reservation, tracked.report, Outcome())
-        return StoreOp(number, runs)
-
-    def _store_runs(
-        self, reservation: Reservation, block_ids: Sequence[int], first_chunk: int
-    ) -> tuple[CopyRun, ...]:
-        """The reserved chunks, those that follow one another as one run."""
-        positions, slots = reservation.positions, reservation.lease.slots
-        runs: list[CopyRun] = []
-        at = 0
-        while at < len(positions):
-            end = at + 1
-            while end < len(positions) and positions[end] == positions[at] + end - at:
-                end += 1
-            start = (first_chunk + positions[at]) * self._blocks_per_chunk
-            stop = start + (end - at) * self._blocks_per_chunk
-            runs.append(CopyRun(slots[at:end], 0, tuple(block_ids[start:stop])))
-            at = end
-        return tuple(runs)
 
     # -- results -------------------------------------------------------------------------------
 
@@ -362,7 +296,7 @@ class SchedulerSide:
         """
         if report is not None:
             for number, outcome in report.stores.items():
-                self._store_ended(number, outcome)
+                self._stores.ended(number, outcome)
             for request_id, outcome in report.loads.items():
                 before = self._loading_outcomes.get(request_id, Outcome())
                 self._loading_outcomes[request_id] = before.plus(outcome)
@@ -378,26 +312,6 @@ class SchedulerSide:
                 self._let_go(tracked)
                 if tracked.request.is_finished():
                     self._forget(request_id)
-
-    def _store_ended(self, number: int, outcome: Outcome) -> None:
-        entry = self._stores.get(number)
-        if entry is None:
-            return
-        reservation, report, before = entry
-        total = before.plus(outcome)
-        if total.ended < self._num_ranks:
-            self._stores[number] = (reservation, report, total)
-            return
-        del self._stores[number]
-        if total.failed or number in self._outdated:
-            self._outdated.discard(number)
-            self._cache.abandon(reservation)
-        else:
-            self._cache.publish(reservation)
-            counters = self._cache.counters.memory
-            counters.add("stored_bytes", len(reservation.digests) * self._cache.shape.total_nbytes)
-            counters.add("store_seconds", total.seconds)
-        report.stored(len(reservation.digests), total)
 
     def finished(self, request: Request) -> None:
         """The request has ended, served or aborted; copies under way go on."""
@@ -438,7 +352,7 @@ class SchedulerSide:
         """
         self._cache.clear_memory()
         self._epoch = os.urandom(16).hex()
-        self._outdated.update(self._stores)
+        self._stores.outdate()
         for request_id, tracked in list(self._tracked.items()):
             if not tracked.is_loading:
                 self._let_go(tracked)
@@ -448,8 +362,6 @@ class SchedulerSide:
         """Let go of every request and end the cache."""
         for tracked in list(self._tracked.values()):
             self._let_go(tracked)
-        for reservation, _, _ in self._stores.values():
-            self._cache.abandon(reservation)
+        self._stores.close()
         self._tracked.clear()
-        self._stores.clear()
         self._cache.close()
