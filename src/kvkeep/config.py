@@ -104,7 +104,7 @@ class DiskConfig:
         metadata=about(SWITCH, "Go past the page cache: on, off, or where the disk can (auto)."),
     )
     io_threads: int = field(
-        default=4, metadata=about(COUNT, "Threads that read and write the disk.")
+        default=4, metadata=about(COUNT, "Threads that write the disk; twice as many read it.")
     )
     write_queue_bytes: int = field(
         default=GIB, metadata=about(SIZE, "What may wait to be written; more is dropped.")

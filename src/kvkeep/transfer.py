@@ -131,15 +131,18 @@ class TransferQueue:
     def __init__(
         self, name: str, breaker: Breaker, *, num_threads: int, max_store_bytes: int
     ) -> None:
-        """`num_threads` run stores; loads have one more, which stores never use, so that a load
-        does not wait for a whole store to end. `max_store_bytes`: how much may wait to be stored;
-        what comes on top is dropped.
+        """`num_threads` run stores; loads have as many more, which stores never use, so that a
+        load does not wait for a store to end, and one batch is checked while others are read.
+        `max_store_bytes`: how much may wait to be stored; what comes on top is dropped.
         """
         self._name = name
         self._breaker = breaker
         self._num_threads = num_threads
         self._max_store_bytes = max_store_bytes
-        self._condition = threading.Condition()
+        # Two conditions on one lock: a job wakes one thread, and never who waits in `flush`.
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+        self._flushed = threading.Condition(self._lock)
         self._loads: deque[_Job] = deque()
         self._stores: deque[tuple[_Job, int]] = deque()
         self._store_bytes = 0
@@ -154,12 +157,12 @@ class TransferQueue:
 
     @property
     def num_threads(self) -> int:
-        """How many stores can run at once."""
-        return self._num_threads
+        """How many loads can run at once."""
+        return 2 * self._num_threads
 
     def open(self) -> None:
         """Start the threads."""
-        for number in range(self._num_threads + 1):
+        for number in range(self.num_threads):
             thread = threading.Thread(
                 target=self._run, name=f"kvkeep-{self._name}-{number}", daemon=True
             )
@@ -176,8 +179,7 @@ class TransferQueue:
                 future.set_exception(TierUnavailable(f"{self._name} tier is cut off"))
             else:
                 self._loads.append(_Job(future, job, self._breaker.openings))
-                # All, since one may be waiting in `flush`, whom a load does not concern.
-                self._condition.notify_all()
+                self._condition.notify()
         return future
 
     def store(self, job: Callable[[], T], nbytes: int) -> Future[T] | None:
@@ -190,7 +192,8 @@ class TransferQueue:
                 return None
             self._store_bytes += nbytes
             self._stores.append((_Job(future, job, self._breaker.openings), nbytes))
-            self._condition.notify_all()
+            if self._may_store():
+                self._condition.notify()
         return future
 
     def _finish(self, job: _Job) -> None:
@@ -229,7 +232,11 @@ class TransferQueue:
                 with self._condition:
                     self._store_bytes -= store_bytes
                     self._running_stores -= 1
-                    self._condition.notify_all()
+                    # What waits to be stored next is taken by this thread, unless it takes a load.
+                    if self._loads and self._may_store():
+                        self._condition.notify()
+                    if not self._stores and not self._running_stores:
+                        self._flushed.notify_all()
 
     def _may_store(self) -> bool:
         return bool(self._stores) and self._running_stores < self._num_threads
@@ -237,12 +244,12 @@ class TransferQueue:
     def flush(self, timeout_s: float) -> bool:
         """Wait until every queued store has run; False if that takes longer."""
         deadline = time.monotonic() + timeout_s
-        with self._condition:
+        with self._flushed:
             while self._stores or self._running_stores:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
-                self._condition.wait(left_s)
+                self._flushed.wait(left_s)
         return True
 
     def close(self, timeout_s: float = 5.0) -> None:
