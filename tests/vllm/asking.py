@@ -1,0 +1,126 @@
+"""What tests have an engine do: functions that run in the engine's process, given its `LLM`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GREEDY = {"temperature": 0, "max_tokens": 16, "logprobs": 1, "ignore_eos": True}
+
+
+def ask(llm: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answer all `requests` together; what each produced.
+
+    A request: `tokens`, and perhaps `salt`, `lora` (name, number, folder), `embeds` (a tensor, in
+    place of tokens), `priority`, `sampling` (added to greedy).
+    """
+    from vllm.lora.request import LoRARequest
+
+    prompts = [_prompt(request) for request in requests]
+    sampling = [_sampling(request) for request in requests]
+    options: dict[str, Any] = {}
+    if any("lora" in request for request in requests):
+        options["lora_request"] = [
+            LoRARequest(*request["lora"]) if request.get("lora") else None for request in requests
+        ]
+    if any("priority" in request for request in requests):
+        options["priority"] = [request.get("priority", 0) for request in requests]
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, **options)
+    return [_answer(output) for output in outputs]
+
+
+def _sampling(request: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    options = {**GREEDY, **request.get("sampling", {})}
+    if "structured_outputs" in options:
+        options["structured_outputs"] = StructuredOutputsParams(**options["structured_outputs"])
+    return SamplingParams(**options)
+
+
+def _prompt(request: dict[str, Any]) -> Any:
+    made: dict[str, Any] = (
+        {"prompt_embeds": request["embeds"]}
+        if "embeds" in request
+        else {"prompt_token_ids": request["tokens"]}
+    )
+    if request.get("salt"):
+        made["cache_salt"] = request["salt"]
+    return made
+
+
+def _answer(output: Any) -> dict[str, Any]:
+    """Of the first choice, and `others`: tokens and logprobs of the rest."""
+    choices = [
+        {
+            "tokens": list(choice.token_ids),
+            "logprobs": [
+                step[token].logprob
+                for step, token in zip(choice.logprobs or (), choice.token_ids, strict=False)
+            ],
+            "finish": choice.finish_reason,
+        }
+        for choice in output.outputs
+    ]
+    return {**choices[0], "others": choices[1:], "cached": output.num_cached_tokens}
+
+
+def reset(llm: Any, *, connector: bool = False) -> bool:
+    """Empty the engine's own prefix cache, and with `connector` kvkeep as well."""
+    return llm.reset_prefix_cache(reset_connector=connector)
+
+
+def connector_of(llm: Any) -> Any:
+    """The scheduler's connector; None where the engine has none."""
+    return llm.llm_engine.engine_core.engine_core.scheduler.get_kv_connector()
+
+
+def settle(llm: Any) -> None:
+    """Let the engine take steps until nothing is left to do, and all writes be written."""
+    engine = llm.llm_engine
+    for _ in range(20):
+        engine.step()
+    connector = connector_of(llm)
+    if connector is not None and connector._scheduler is not None:
+        connector._scheduler.cache.hierarchy.flush(60)
+
+
+def forget_memory(llm: Any) -> None:
+    """Have kvkeep forget what memory holds, once all of it is on disk; the engine as well."""
+    settle(llm)
+    connector_of(llm)._scheduler.cache.clear_memory()
+    llm.reset_prefix_cache()
+
+
+def state(llm: Any) -> dict[str, Any] | None:
+    """Who holds slots now, and what was counted; checks that the cache is as it should be."""
+    connector = connector_of(llm)
+    if connector is None:
+        return None
+    found: dict[str, Any] = {"off_because": connector.off_because, "name": type(connector).__name__}
+    side = connector._scheduler
+    if side is not None:
+        settle(llm)
+        cache = side.cache
+        cache.check_integrity()
+        found["owners"] = cache.pool.owners()
+        found["chunks"] = cache.num_chunks
+        found["chunk_tokens"] = cache.shape.num_tokens
+        found["tracked"] = len(side._tracked)
+        found["counters"] = {
+            name: {field: getattr(counters, field) for field in ("hit_tokens", "corrupt")}
+            for name, counters in cache.tier_counters().items()
+        }
+        found["dropped_chunks"] = cache.counters.dropped_chunks
+        found["evictions"] = cache.evictions
+    return found
+
+
+def abort(llm: Any, request: dict[str, Any], after_steps: int) -> None:
+    """Start a request, go on for some steps, and abort it; then let the engine come to rest."""
+    engine = llm.llm_engine
+    engine.add_request("to-abort", _prompt(request), _sampling(request))
+    for _ in range(after_steps):
+        engine.step()
+    engine.abort_request(["to-abort"])
+    settle(llm)
