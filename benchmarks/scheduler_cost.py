@@ -13,6 +13,7 @@ from kvkeep.cache import KVCache
 from kvkeep.config import KVKeepConfig
 from kvkeep.connectors.vllm.messages import Outcome, StepReport
 from kvkeep.connectors.vllm.scheduler import Roles, SchedulerSide
+from kvkeep.device.groups import GroupPart
 from kvkeep.hierarchy import ChunkShape, Hierarchy
 from kvkeep.keys import Namespace
 from kvkeep.memory.pool import SlotPool
@@ -62,7 +63,7 @@ def one_request(side: SchedulerSide, request: FakeRequest, block_tokens: int) ->
     side.match(request, 0)  # type: ignore[arg-type]
     at.append(clock())
     assert num_hits is not None
-    side.allocated(request, blocks, num_hits)  # type: ignore[arg-type]
+    side.allocated(request, (blocks,), num_hits)  # type: ignore[arg-type]
     request.num_computed_tokens = num_hits
     plan = side.plan_step(step_of(request, request.num_tokens - num_hits))
     report = StepReport(
@@ -102,7 +103,7 @@ def scheduler_costs() -> dict[str, dict[str, float]]:
             namespace,
             KVKeepConfig(),
             Roles(stores=True, loads=True),
-            block_tokens=chunk_tokens,
+            groups=[GroupPart.of(chunk_tokens, chunk_tokens, None)],
             num_ranks=1,
         )
         rng = random.Random(chunk_tokens)

@@ -45,10 +45,15 @@ def choose_chunk_tokens(config: KVKeepConfig, block_tokens: int) -> int:
     )
 
 
-def open_cache(config: KVKeepConfig, namespace: Namespace, shape: ChunkShape) -> KVCache:
-    """A cache for one engine, opened. Raises `ConfigError` if its memory can't be had."""
+def open_cache(
+    config: KVKeepConfig, namespace: Namespace, shape: ChunkShape, *, num_engines: int = 1
+) -> KVCache:
+    """A cache for one engine, opened. Raises `ConfigError` if its memory can't be had.
+
+    `num_engines`: how many engines of this node share the memory that the settings give.
+    """
     memory = config.memory
-    size_bytes = memory.size_bytes if memory.enabled else memory.staging_bytes
+    size_bytes = (memory.size_bytes if memory.enabled else memory.staging_bytes) // num_engines
     pool = _make_pool(size_bytes, shape.slot_bytes, "size" if memory.enabled else "staging")
     hierarchy = Hierarchy(_links(config, pool), pool, namespace, shape)
     cache = KVCache(

@@ -9,6 +9,7 @@ import warnings
 from types import SimpleNamespace
 
 from kvkeep.config import KVKeepConfig
+from kvkeep.device.groups import GroupPart
 from kvkeep.errors import PoolError
 from kvkeep.testing.fake import PATIENCE_S, FakePages, eventually, fake_cache, fake_namespace
 
@@ -60,7 +61,7 @@ class Rig:
             fake_namespace(),
             KVKeepConfig(**settings),
             Roles(stores=stores, loads=loads),
-            block_tokens=BLOCK,
+            groups=[GroupPart.of(CHUNK, BLOCK, None)],
             num_ranks=num_ranks,
         )
         self.pages = [
@@ -100,7 +101,7 @@ class Rig:
         request.num_computed_tokens = local + count
         if count:
             self.loading[request.request_id] = request
-            self.side.allocated(request, request.block_ids, count)
+            self.side.allocated(request, (request.block_ids,), count)
         return count
 
     def step(self, scheduled=None):
@@ -112,7 +113,7 @@ class Rig:
             self._give_blocks(request, request.num_computed_tokens + count)
             added = request.block_ids[before:]
             if request.request_id not in self.running:
-                self.side.allocated(request, request.block_ids, 0)
+                self.side.allocated(request, (request.block_ids,), 0)
             if request.request_id in self.running | self.resumed:
                 cached.req_ids.append(request.request_id)
                 whole = request.block_ids if request.request_id in self.resumed else added
@@ -174,7 +175,7 @@ class Rig:
 
     def _run(self, plan, runs, copy, reports, name):
         assert plan.pool is not None
-        assert plan.pool.blocks_per_chunk == CHUNK // BLOCK
+        assert plan.pool.kept_blocks == (CHUNK // BLOCK,)
         for pages, outcomes in zip(self.pages, reports, strict=True):
             failed = 0
             try:

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="needs vLLM: the messages are subclasses of i
 from scheduler_rig import SchedulerSide  # noqa: F401 (imports vLLM, its warnings filtered)
 
 from kvkeep.connectors.vllm import namespace as module
-from kvkeep.connectors.vllm.messages import LayoutReport
+from kvkeep.connectors.vllm.messages import GroupReport, LayoutReport
 from kvkeep.connectors.vllm.namespace import (
     config_fingerprint,
     engine_namespace,
@@ -83,9 +83,10 @@ def engine(folder, **changes):
     )
 
 
-def report(**changes):
+def report(fingerprint="f", window=None, **changes):
+    group = GroupReport(16, 4096, window, fingerprint)
     return LayoutReport(
-        **{"fingerprint": "f", "backends": "FLASH_ATTN", "device": "cuda", **changes}
+        **{"groups": (group,), "backends": "FLASH_ATTN", "device": "cuda", **changes}
     )
 
 
@@ -127,6 +128,8 @@ def test_what_does_not_change_kv_stays_out(folder, changes):
         {"reports": [report(backends="TRITON_ATTN")]},
         {"reports": [report(device="cpu")]},
         {"reports": [report(), report(fingerprint="g")]},
+        {"reports": [report(window=512)]},
+        {"reports": [report(groups=report().groups * 2)]},
     ],
     ids=str,
 )

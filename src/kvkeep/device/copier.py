@@ -23,6 +23,8 @@ class CopyRun(NamedTuple):
     """Which of the first chunk's blocks the first of `block_ids` is."""
     block_ids: tuple[int, ...]
     """The engine's blocks, in the order of their tokens, over all chunks."""
+    group: int = 0
+    """Which of the model's KV groups."""
 
     def chunks(self, blocks_per_chunk: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """(slot, first block within the chunk, block ids) for each chunk. Raises `PoolError`
@@ -37,6 +39,14 @@ class CopyRun(NamedTuple):
             at, first = at + len(part), 0
         if at != len(self.block_ids):
             raise PoolError(f"{len(self.block_ids) - at} blocks have no slot")
+
+
+def lost_run(block_ids: Sequence[Sequence[int]]) -> CopyRun:
+    """A copy that fails: for a load that was promised and can't be made.
+
+    `block_ids`: the request's block table of each KV group.
+    """
+    return CopyRun((NO_SLOT,), 0, tuple(block_ids[0]))
 
 
 class CopyEvent(Protocol):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from kvkeep.device.copier import CopyRun, Ended
+from kvkeep.device.copier import CopyRun, Ended, PageCopier
+from kvkeep.device.groups import GroupedCopier
 from kvkeep.device.layout import BlockLayout, LayerTensor, Region
 from kvkeep.errors import PoolError
 from kvkeep.memory.pool import HEADER_BYTES
@@ -48,15 +49,17 @@ class ReferenceCopier:
         *,
         slot_bytes: int,
         blocks_per_chunk: int,
+        offset: int = 0,
     ) -> None:
         """`tensors`: storage address -> any tensor of that allocation. `slots`: uint8 [bytes] on
-        the CPU, this rank's region of the pool; slot i starts at `i * slot_bytes`.
+        the CPU, this rank's region of the pool; slot i starts at `i * slot_bytes`. `offset`:
+        where in a chunk the `blocks_per_chunk` blocks of this layout start, in bytes.
         """
         self._blocks_per_chunk = blocks_per_chunk
         self._num_slots = len(slots) // slot_bytes
         self._regions: list[tuple[_Views, _Views]] = []
         """For each region: pages by block, and slots by `slot * blocks_per_chunk + block`."""
-        at = 0
+        at = offset
         for region in layout.regions:
             dtype = _word((*region.byte_counts, layout.block_nbytes, at))
             pages = _page_view(tensors[region.storage], region, layout.num_blocks, dtype)
@@ -101,6 +104,36 @@ class ReferenceCopier:
                     pages += engine_pages.at(block_ids)
                     kept += slots.at(places)
         return pages, kept
+
+
+def grouped_copier(
+    groups: Iterable[tuple[BlockLayout | None, int]],
+    tensors: Mapping[int, torch.Tensor],
+    slots: torch.Tensor,
+    *,
+    slot_bytes: int,
+) -> PageCopier:
+    """A copier for all KV groups of a rank: (layout, blocks of it in a chunk) of each, in order."""
+    copiers: list[ReferenceCopier | None] = []
+    offset = 0
+    for layout, kept in groups:
+        if layout is None:
+            copiers.append(None)
+            continue
+        copiers.append(
+            ReferenceCopier(
+                layout,
+                tensors,
+                slots,
+                slot_bytes=slot_bytes,
+                blocks_per_chunk=kept,
+                offset=offset,
+            )
+        )
+        offset += kept * layout.block_nbytes
+    if len(copiers) == 1 and copiers[0] is not None:
+        return copiers[0]
+    return GroupedCopier(copiers)
 
 
 class _Views:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
-    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -32,7 +32,8 @@ from kvkeep.connectors.vllm.namespace import engine_namespace
 from kvkeep.connectors.vllm.prometheus import KVKeepPromMetrics, KVKeepStats, StatsSource
 from kvkeep.connectors.vllm.scheduler import Roles, SchedulerSide
 from kvkeep.connectors.vllm.worker import WorkerSide
-from kvkeep.device.copier import NO_SLOT, CopyRun
+from kvkeep.device.copier import lost_run
+from kvkeep.device.groups import GroupPart
 from kvkeep.errors import ConfigError, KVKeepError, LayoutError
 from kvkeep.hierarchy import ChunkShape
 
@@ -76,7 +77,7 @@ def _nothing() -> None:
     return None
 
 
-class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
+class KVKeepConnector(KVConnectorBase_V1, engine.ServesGroups):
     """vLLM makes one for the scheduler and one for each worker."""
 
     def __init__(
@@ -174,19 +175,37 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
                 f"{len(reports)} of {parallel.world_size} workers described their KV cache"
             )
         config = self._loaded.config
-        block_tokens = reports[0].block_tokens
+        groups = reports[0].groups
+        for report in reports:
+            if [(g.block_tokens, g.window) for g in report.groups] != [
+                (g.block_tokens, g.window) for g in groups
+            ]:
+                raise LayoutError("the workers have different KV groups")
+        # What every group has whole blocks in.
+        block_tokens = math.lcm(*(group.block_tokens for group in groups))
         chunk_tokens = choose_chunk_tokens(config, block_tokens)
-        blocks = chunk_tokens // block_tokens
-        shape = ChunkShape(chunk_tokens, tuple(blocks * report.block_nbytes for report in reports))
+        parts = [GroupPart.of(chunk_tokens, group.block_tokens, group.window) for group in groups]
+        shape = ChunkShape(
+            chunk_tokens,
+            tuple(
+                sum(
+                    part.kept * group.block_nbytes
+                    for part, group in zip(parts, report.groups, strict=True)
+                )
+                for report in reports
+            ),
+        )
         namespace = engine_namespace(self._vllm_config, reports, chunk_tokens)
-        cache = open_cache(config, namespace, shape)
+        cache = open_cache(
+            config, namespace, shape, num_engines=engine.local_engines(self._vllm_config)
+        )
         transfer = self._kv_transfer_config
         self._scheduler = SchedulerSide(
             cache,
             namespace,
             config,
             Roles(stores=transfer.is_kv_producer, loads=transfer.is_kv_consumer),
-            block_tokens=block_tokens,
+            groups=parts,
             num_ranks=len(reports),
         )
         self._stats = StatsSource(cache)
@@ -206,15 +225,14 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         if self._scheduler is None or (self.off_because and not num_external_tokens):
             return
-        block_ids = blocks.get_block_ids()[0]
+        block_ids = blocks.get_block_ids()
         try:
             self._scheduler.allocated(request, block_ids, num_external_tokens)
         except Exception as error:
             self.turn_off(f"update_state_after_alloc failed: {error!r}", exc_info=True)
             if num_external_tokens:
                 # The request waits for this load. It must end, if only badly.
-                lost = CopyRun((NO_SLOT,), 0, tuple(block_ids))
-                self._broken_loads.append(LoadOp(request.request_id, (lost,)))
+                self._broken_loads.append(LoadOp(request.request_id, (lost_run(block_ids),)))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         if self._scheduler is None:
@@ -294,6 +312,14 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, (self._worker.take_received() or None) if self._worker is not None else None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Like `get_finished`, for an engine that knows failed loads by request."""
+        if self._worker is None:
+            return engine.transfer_results(set(), set())
+        return engine.transfer_results(
+            self._worker.take_received(), self._worker.take_failed_requests()
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_failed_blocks() if self._worker is not None else set()

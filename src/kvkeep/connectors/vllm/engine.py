@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
 
 from kvkeep.errors import LayoutError
+
+try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorTransferResults as _Results,
+    )
+except ImportError:  # before 0.31
+    _Results = None
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -15,51 +24,102 @@ if TYPE_CHECKING:
 class KVGroup(NamedTuple):
     """One KV cache group: layers that share a block table."""
 
-    number: int
     layer_names: tuple[str, ...]
     block_tokens: int
     page_bytes: tuple[int, ...]
     """Bytes of one block, by layer, without padding."""
+    window: int | None
+    """The sliding window in tokens; None for full attention."""
 
 
-def only_group(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> KVGroup:
-    """The engine's one group of full attention. Raises `LayoutError` for every other model."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
+# Exact classes: a subclass changes which tokens a block holds or when it is taken away.
+_FULL = ("FullAttentionSpec", "MLAAttentionSpec")
+_SLIDING = ("SlidingWindowSpec",)
+_WHY_NOT = {
+    "MambaSpec": "a recurrent state is kept for the last token only, not for every prefix",
+    "ChunkedLocalAttentionSpec": "start vLLM with --disable-hybrid-kv-cache-manager to serve it",
+}
 
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-        raise LayoutError(
-            f"this model has {len(groups)} KV cache groups ({', '.join(kinds)}); "
-            "this version of kvkeep serves models with one group of full attention"
-        )
+
+def kv_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[KVGroup, ...]:
+    """The model's KV groups. Raises `LayoutError` for a model that can't be served right."""
     parallel = vllm_config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise LayoutError(f"{name} > 1 spreads a block's tokens over ranks: not supported yet")
-    group = groups[0]
+    groups = tuple(_kv_group(group) for group in kv_cache_config.kv_cache_groups)
+    if not groups:
+        raise LayoutError("this model has no KV cache")
+    if len(groups) > 1 and not HANDLES_GROUPS:
+        raise LayoutError(
+            f"this model has {len(groups)} KV groups, and this vLLM stops when a load fails for "
+            "such a model; update vLLM, or start it with --disable-hybrid-kv-cache-manager"
+        )
+    return groups
+
+
+def _kv_group(group: Any) -> KVGroup:
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
     spec = group.kv_cache_spec
+    if not getattr(group, "enable_kv_transfer", True):
+        raise LayoutError(f"layers {group.layer_names[:1]} hold KV that vLLM does not hand over")
     specs: dict[str, Any] = (
         dict(spec.kv_cache_specs)
         if isinstance(spec, UniformTypeKVCacheSpecs)
         else dict.fromkeys(group.layer_names, spec)
     )
-    for name, layer_spec in specs.items():
-        if not isinstance(layer_spec, FullAttentionSpec):
-            kind = type(layer_spec).__name__
-            raise LayoutError(f"layer {name} has a {kind}, which kvkeep does not serve yet")
+    windows = {_window(name, specs[name]) for name in group.layer_names}
+    if len(windows) > 1:
+        raise LayoutError(f"layers of one KV group have different windows: {windows}")
     return KVGroup(
-        number=0,
         layer_names=tuple(group.layer_names),
         block_tokens=spec.block_size,
         page_bytes=tuple(_page_bytes(specs[name]) for name in group.layer_names),
+        window=windows.pop() if windows else _window("of an empty group", spec),
     )
+
+
+def _window(layer: str, spec: Any) -> int | None:
+    kind = type(spec).__name__
+    # A state that stands for several tokens: what it holds depends on tokens after its block.
+    compressed = getattr(spec, "tokens_per_state", getattr(spec, "compress_ratio", 1)) != 1
+    if kind in _FULL and not compressed:
+        return None
+    if kind in _SLIDING and not compressed:
+        return int(spec.sliding_window)
+    reason = _WHY_NOT.get(kind, "this version of kvkeep does not know how it is used")
+    compression = " with several tokens in one state" if compressed else ""
+    raise LayoutError(f"layer {layer} has a {kind}{compression}, which can't be kept: {reason}")
 
 
 def _page_bytes(spec: Any) -> int:
     # 0.32 pads pages apart from their content; before, a page had no padding to speak of.
     unpadded = getattr(spec, "unpadded_page_size_bytes", None)
     return int(unpadded if unpadded is not None else spec.page_size_bytes)
+
+
+HANDLES_GROUPS = _Results is not None
+"""Whether the engine can compute again what failed to load for a model of several KV groups.
+
+Before, it knew failed loads by block alone, and stopped where a model had several groups.
+"""
+
+ServesGroups = cast("type[SupportsHMA]", SupportsHMA if HANDLES_GROUPS else object)
+"""vLLM's mark of a connector that serves models of several KV groups; without it the engine serves
+such a model as one group of full attention."""
+
+
+def transfer_results(received: set[str], failed: set[str]) -> Any:
+    """Requests whose load has ended, and which of them failed. Not asked for before 0.31."""
+    assert _Results is not None
+    return _Results(finished_recving=received, failed_recving=failed)
+
+
+def local_engines(vllm_config: VllmConfig) -> int:
+    """How many data-parallel engines share this node, this one included."""
+    parallel = vllm_config.parallel_config
+    return max(1, int(getattr(parallel, "data_parallel_size_local", 1) or 1))
 
 
 def attention_backends(vllm_config: VllmConfig, layer_names: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -14,19 +15,34 @@ from kvkeep.device.copier import CopyRun
 from kvkeep.memory.shared import SharedHandle
 
 
+class GroupReport(NamedTuple):
+    """One KV group on one worker."""
+
+    block_tokens: int
+    block_nbytes: int
+    """Bytes of one block over the worker's layers of this group; 0 where it has none."""
+    window: int | None
+    fingerprint: str
+
+
 @dataclass(slots=True)
 class LayoutReport(KVConnectorHandshakeMetadata):
     """A worker's KV cache, told once when the engine starts."""
 
-    block_nbytes: int = 0
-    """Bytes of one block over the worker's layers."""
-    block_tokens: int = 0
-    fingerprint: str = ""
+    groups: tuple[GroupReport, ...] = ()
     backends: str = ""
     """Attention backends: the same shape can mean other bytes under another backend."""
     device: str = ""
     error: str = ""
     """Why this worker can't take part; empty where it can."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal where a chunk's bytes mean the same."""
+        return ",".join(
+            group.fingerprint if group.window is None else f"{group.fingerprint}w{group.window}"
+            for group in self.groups
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +53,8 @@ class PoolPlace:
     num_slots: int
     slot_bytes: tuple[int, ...]
     """One entry a rank."""
-    blocks_per_chunk: int
+    kept_blocks: tuple[int, ...]
+    """One entry a KV group: how many of its blocks lie in a chunk."""
 
 
 @dataclass(frozen=True, slots=True)

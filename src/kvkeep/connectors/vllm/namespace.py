@@ -53,9 +53,9 @@ def engine_namespace(
         "quantization": str(model.quantization or ""),
         "tp": str(parallel.tensor_parallel_size),
         "pp": str(parallel.pipeline_parallel_size),
-        "layout": "+".join(dict.fromkeys(report.fingerprint for report in reports)),
-        "backend": "+".join(dict.fromkeys(report.backends for report in reports)),
-        "device": "+".join(dict.fromkeys(report.device for report in reports)),
+        "layout": _by_rank([report.fingerprint for report in reports]),
+        "backend": _by_rank([report.backends for report in reports]),
+        "device": _by_rank([report.device for report in reports]),
         # A backend may change what it packs into a block from one minor release to the next
         # without any shape to show for it.
         "engine": "vllm " + ".".join(vllm.__version__.split("+")[0].split(".")[:2]),
@@ -71,6 +71,11 @@ def engine_namespace(
     if fields.get("weights") == "dummy":
         fields["seed"] = str(model.seed)
     return Namespace.of(Path(model.model).name or model.model, fields)
+
+
+def _by_rank(values: Sequence[str]) -> str:
+    """The one value of all ranks, or each rank's own."""
+    return values[0] if len(set(values)) == 1 else "+".join(values)
 
 
 def _depends_on_length(config: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ Owns the cache (index, policy, leases) and moves no bytes. A request passes thro
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ from kvkeep.connectors.vllm.namespace import lora_identity
 from kvkeep.connectors.vllm.report import RequestReport
 from kvkeep.connectors.vllm.stores import Stores
 from kvkeep.connectors.vllm.tracked import Tracked
-from kvkeep.device.copier import CopyRun
+from kvkeep.device.copier import CopyRun, lost_run
+from kvkeep.device.groups import GroupPart
+from kvkeep.errors import PoolError
 from kvkeep.keys import KeyChain, Namespace, Placed
 from kvkeep.types import Digest
 
@@ -66,28 +69,28 @@ class SchedulerSide:
         config: KVKeepConfig,
         roles: Roles,
         *,
-        block_tokens: int,
+        groups: Sequence[GroupPart],
         num_ranks: int,
     ) -> None:
         self._cache = cache
         self._namespace = namespace
         self._config = config
         self._roles = roles
-        self._block_tokens = block_tokens
+        self._groups = tuple(groups)
+        self._block_tokens = math.lcm(*(part.block_tokens for part in groups))
         self._chunk_tokens = cache.shape.num_tokens
-        self._blocks_per_chunk = self._chunk_tokens // block_tokens
         self._tracked: dict[str, Tracked] = {}
         self._to_store: dict[str, Tracked] = {}
         self._fetching: set[str] = set()
         self._loads: list[LoadOp] = []
-        self._stores = Stores(cache, self._blocks_per_chunk, num_ranks)
+        self._stores = Stores(cache, self._groups, num_ranks)
         self._loading_outcomes: dict[str, Outcome] = {}
         self._epoch: str | None = None
         self._place = PoolPlace(
             cache.pool.memory.handle,
             cache.pool.num_slots,
             cache.pool.slot_bytes,
-            self._blocks_per_chunk,
+            tuple(part.kept for part in groups),
         )
 
     # -- look-up -------------------------------------------------------------------------------
@@ -190,12 +193,16 @@ class SchedulerSide:
 
     # -- after allocation ----------------------------------------------------------------------
 
-    def allocated(self, request: Request, block_ids: Sequence[int], num_tokens: int) -> None:
-        """The request's blocks so far are `block_ids`; `num_tokens` of them are to be loaded."""
+    def allocated(
+        self, request: Request, block_ids: Sequence[Sequence[int]], num_tokens: int
+    ) -> None:
+        """The request's blocks so far are `block_ids`, one list a KV group; `num_tokens` are to be
+        loaded.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return
-        tracked.block_ids = list(block_ids)
+        tracked.block_ids = [list(ids) for ids in block_ids]
         self._count_tokens(tracked, num_tokens)
         fetch = tracked.fetch
         if num_tokens == 0 or fetch is None:
@@ -203,19 +210,28 @@ class SchedulerSide:
                 self._let_go(tracked)
             return
         start = tracked.start_token
-        first_block = start // self._block_tokens
-        end_block = -(-(start + num_tokens) // self._block_tokens)
-        offset = first_block % self._blocks_per_chunk
         # The engine may take less than it was offered.
-        num_chunks = -(-(offset + end_block - first_block) // self._blocks_per_chunk)
-        run = CopyRun(
-            fetch.slots[:num_chunks], offset, tuple(tracked.block_ids[first_block:end_block])
-        )
-        self._loads.append(LoadOp(request.request_id, (run,)))
+        runs = self._load_runs(tracked, fetch, start, start + num_tokens)
+        self._loads.append(LoadOp(request.request_id, runs))
         tracked.is_loading = True
         self._loading_outcomes[request.request_id] = Outcome()
         tracked.report.loading(fetch, tracked.first_chunk, start, num_tokens, request.num_tokens)
         self._count_hits(tracked.report)
+
+    def _load_runs(
+        self, tracked: Tracked, fetch: Fetch, start: int, stop: int
+    ) -> tuple[CopyRun, ...]:
+        try:
+            runs = [
+                part.load_run(
+                    group, fetch.slots, tracked.first_chunk, tracked.block_ids[group], start, stop
+                )
+                for group, part in enumerate(self._groups)
+            ]
+        except PoolError as error:
+            logger.warning("request %s: %s; computing instead", tracked.request.request_id, error)
+            return (lost_run(tracked.block_ids),)
+        return tuple(run for run in runs if run is not None)
 
     def _count_tokens(self, tracked: Tracked, num_tokens: int) -> None:
         if tracked.is_counted or not self._roles.loads:
@@ -258,7 +274,8 @@ class SchedulerSide:
             tracked = self._to_store.get(request_id)
             # A resumed request told all its blocks in `allocated`, when it was admitted again.
             if tracked is not None and new_ids and request_id not in cached.resumed_req_ids:
-                tracked.block_ids += new_ids[0]
+                for ids, added in zip(tracked.block_ids, new_ids, strict=True):
+                    ids += added
 
     def _plan_stores(self, output: SchedulerOutput) -> list[StoreOp]:
         ops: list[StoreOp] = []

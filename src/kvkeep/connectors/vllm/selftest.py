@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kvkeep.device.copier import CopyRun
+from kvkeep.device.copier import CopyRun, PageCopier
 from kvkeep.device.layout import BlockLayout
-from kvkeep.device.reference import ReferenceCopier
+from kvkeep.device.reference import grouped_copier
 from kvkeep.errors import LayoutError
 from kvkeep.memory.pool import ALIGNMENT, HEADER_BYTES
 
@@ -21,23 +21,34 @@ _BLOCKS = 2
 
 
 def check_copies(
-    layout: BlockLayout, tensors: Sequence[torch.Tensor], by_storage: Mapping[int, torch.Tensor]
+    groups: Sequence[tuple[BlockLayout, Sequence[torch.Tensor]]],
+    by_storage: Mapping[int, torch.Tensor],
 ) -> None:
     """Copy blocks there and back through a slot; raise `LayoutError` if any bit differs.
 
-    `tensors`: the layers' paged caches. Nothing may be in them yet: the last few blocks are
-    overwritten, and put back as they were.
+    `groups`: each KV group's layout and its layers' paged caches. Nothing may be in them yet: the
+    last few blocks are overwritten, and put back as they were.
     """
+    # All groups through one slot, so that each one's place in it is tested as well.
+    nbytes = sum(_BLOCKS * layout.block_nbytes for layout, _ in groups)
+    slot_bytes = HEADER_BYTES + -(-nbytes // ALIGNMENT) * ALIGNMENT
+    slots = torch.zeros(slot_bytes, dtype=torch.uint8)
+    copier = grouped_copier(
+        [(layout, _BLOCKS) for layout, _ in groups], by_storage, slots, slot_bytes=slot_bytes
+    )
+    # One at a time: groups share memory, since a block belongs to one group.
+    for number, (layout, tensors) in enumerate(groups):
+        _check_group(copier, number, layout, tensors)
+
+
+def _check_group(
+    copier: PageCopier, group: int, layout: BlockLayout, tensors: Sequence[torch.Tensor]
+) -> None:
     if layout.num_blocks < 2 * _BLOCKS + 1:
         raise LayoutError(f"{layout.num_blocks} KV blocks are too few for the self-test")
     last = layout.num_blocks - 1
     sources = tuple(last - at for at in range(_BLOCKS))
     targets = tuple(last - _BLOCKS - at for at in range(_BLOCKS))
-    slot_bytes = HEADER_BYTES + -(-_BLOCKS * layout.block_nbytes // ALIGNMENT) * ALIGNMENT
-    slots = torch.zeros(slot_bytes, dtype=torch.uint8)
-    copier = ReferenceCopier(
-        layout, by_storage, slots, slot_bytes=slot_bytes, blocks_per_chunk=_BLOCKS
-    )
     views = [_bytes_by_block(tensor, layout.num_blocks) for tensor in tensors]
     touched = list(sources + targets)
     kept = [view[touched].clone() for view in views]
@@ -47,10 +58,10 @@ def check_copies(
                 view[block] = torch.randint_like(view[block], 256)
             for block in targets:
                 view[block] = 0
-        copier.gather([CopyRun((0,), 0, sources)]).wait()
+        copier.gather([CopyRun((0,), 0, sources, group)]).wait()
         # Block by block, so that a chunk's part alone must land right as well.
         for at, block in enumerate(targets):
-            copier.scatter([CopyRun((0,), at, (block,))]).wait()
+            copier.scatter([CopyRun((0,), at, (block,), group)]).wait()
         for number, view in enumerate(views):
             for source, target in zip(sources, targets, strict=True):
                 if not torch.equal(view[source], view[target]):

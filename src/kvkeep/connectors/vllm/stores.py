@@ -12,6 +12,7 @@ from kvkeep.connectors.vllm.messages import Outcome, StoreOp
 from kvkeep.connectors.vllm.report import RequestReport
 from kvkeep.connectors.vllm.tracked import Tracked
 from kvkeep.device.copier import CopyRun
+from kvkeep.device.groups import GroupPart
 from kvkeep.types import Digest
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,9 @@ class _UnderWay(NamedTuple):
 class Stores:
     """Not thread-safe: belongs to the scheduler side."""
 
-    def __init__(self, cache: KVCache, blocks_per_chunk: int, num_ranks: int) -> None:
+    def __init__(self, cache: KVCache, groups: Sequence[GroupPart], num_ranks: int) -> None:
         self._cache = cache
-        self._blocks_per_chunk = blocks_per_chunk
+        self._groups = tuple(groups)
         self._num_ranks = num_ranks
         self._under_way: dict[int, _UnderWay] = {}
         self._numbers = itertools.count()
@@ -45,6 +46,13 @@ class Stores:
         None where all are kept or no slot is free.
         """
         first, tracked.num_stored = tracked.num_stored, ready
+        whole = self._first_whole(tracked)
+        if whole > first:
+            # The engine has the chunks before from its own cache, and only what it needs of them.
+            tracked.has_gap |= len(self._cache.match(digests[:whole]).digests) < whole
+            first = whole
+        if tracked.has_gap or first >= ready:
+            return None
         request = tracked.request
         # What comes before is kept rather than what comes now: it is worth nothing without.
         reservation = self._cache.reserve(
@@ -52,7 +60,10 @@ class Stores:
         )
         if reservation is None:
             return None
-        if len(tracked.block_ids) < ready * self._blocks_per_chunk:
+        if any(
+            len(ids) < ready * part.blocks
+            for ids, part in zip(tracked.block_ids, self._groups, strict=True)
+        ):
             # We lost track of the request's blocks; storing the wrong ones is the one thing
             # that must not happen.
             self._cache.abandon(reservation)
@@ -63,10 +74,18 @@ class Stores:
         self._under_way[number] = _UnderWay(reservation, tracked.report, Outcome())
         return StoreOp(number, self._runs(reservation, tracked.block_ids, first))
 
+    def _first_whole(self, tracked: Tracked) -> int:
+        """The first chunk of which the engine still has all that is to be kept."""
+        computed = tracked.request.num_computed_tokens
+        return max(
+            part.first_whole(part.taken_away(ids, computed)) if part.window is not None else 0
+            for ids, part in zip(tracked.block_ids, self._groups, strict=True)
+        )
+
     def _runs(
-        self, reservation: Reservation, block_ids: Sequence[int], first_chunk: int
+        self, reservation: Reservation, block_ids: Sequence[Sequence[int]], first_chunk: int
     ) -> tuple[CopyRun, ...]:
-        """The reserved chunks, those that follow one another as one run."""
+        """The reserved chunks, those that follow one another as one run, group by group."""
         positions, slots = reservation.positions, reservation.lease.slots
         runs: list[CopyRun] = []
         at = 0
@@ -74,9 +93,10 @@ class Stores:
             end = at + 1
             while end < len(positions) and positions[end] == positions[at] + end - at:
                 end += 1
-            start = (first_chunk + positions[at]) * self._blocks_per_chunk
-            stop = start + (end - at) * self._blocks_per_chunk
-            runs.append(CopyRun(slots[at:end], 0, tuple(block_ids[start:stop])))
+            start = first_chunk + positions[at]
+            for group, part in enumerate(self._groups):
+                ids = part.of_chunks(block_ids[group], start, start + end - at)
+                runs.append(CopyRun(slots[at:end], 0, ids, group))
             at = end
         return tuple(runs)
 

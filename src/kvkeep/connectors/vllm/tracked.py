@@ -20,7 +20,10 @@ class Tracked:
     request: Request
     chain: KeyChain
     report: RequestReport
-    block_ids: list[int] = field(default_factory=list[int])
+    block_ids: list[list[int]] = field(default_factory=list[list[int]])
+    """The engine's block table of each KV group."""
+    has_gap: bool = False
+    """The engine took blocks away before they could be stored: what follows is worth nothing."""
     num_stored: int = 0
     """Chunks that were stored, found kept, or given up; the next to store is this one."""
     fetch: Fetch | None = None

@@ -14,6 +14,7 @@ import torch
 
 from kvkeep.connectors.vllm import engine
 from kvkeep.connectors.vllm.messages import (
+    GroupReport,
     LayoutReport,
     LoadOp,
     Outcome,
@@ -24,7 +25,7 @@ from kvkeep.connectors.vllm.messages import (
 from kvkeep.connectors.vllm.selftest import check_copies
 from kvkeep.device.copier import PageCopier
 from kvkeep.device.layout import BlockLayout, describe_layout
-from kvkeep.device.reference import ReferenceCopier, layer_tensor
+from kvkeep.device.reference import grouped_copier, layer_tensor
 from kvkeep.errors import KVKeepError, LayoutError
 from kvkeep.memory.shared import SharedMemory
 from kvkeep.transfer import in_background
@@ -46,13 +47,16 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._self_test = self_test
         self._rank = vllm_config.parallel_config.rank
-        self._layout: BlockLayout | None = None
+        self._layouts: list[BlockLayout | None] = []
+        """One entry a KV group; None where this rank has none of its layers."""
         self._tensors: dict[int, torch.Tensor] = {}
         self._memory: SharedMemory | None = None
         self._copier: PageCopier | None = None
         self._report = StepReport()
         self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._received: set[str] = set()
+        self._said: set[str] = set()
         self.handshake = LayoutReport(error="the engine registered no KV cache")
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -63,30 +67,48 @@ class WorkerSide:
             self.handshake = LayoutReport(error=str(error))
 
     def _described(self, kv_caches: dict[str, torch.Tensor]) -> LayoutReport:
-        group = engine.only_group(self._vllm_config, self._kv_cache_config)
-        missing = [name for name in group.layer_names if name not in kv_caches]
+        groups = engine.kv_groups(self._vllm_config, self._kv_cache_config)
+        names = [name for group in groups for name in group.layer_names]
+        missing = [name for name in names if name not in kv_caches]
         if missing:
             raise LayoutError(f"the engine registered no KV cache for layer {missing[0]}")
-        tensors = [kv_caches[name] for name in group.layer_names]
-        self._tensors = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
-        layout = describe_layout(
-            [
-                layer_tensor(name, tensor)
-                for name, tensor in zip(group.layer_names, tensors, strict=True)
-            ],
+        if not names:
+            raise LayoutError("this rank has no layer with a KV cache")
+        self._tensors = {
+            kv_caches[name].untyped_storage().data_ptr(): kv_caches[name] for name in names
+        }
+        self._layouts = [self._layout_of(group, kv_caches) for group in groups]
+        if self._self_test:
+            parts = [
+                (layout, [kv_caches[name] for name in group.layer_names])
+                for layout, group in zip(self._layouts, groups, strict=True)
+                if layout is not None
+            ]
+            check_copies(parts, self._tensors)
+        return LayoutReport(
+            groups=tuple(
+                GroupReport(
+                    block_tokens=group.block_tokens,
+                    block_nbytes=layout.block_nbytes if layout is not None else 0,
+                    window=group.window,
+                    fingerprint=layout.fingerprint if layout is not None else "",
+                )
+                for layout, group in zip(self._layouts, groups, strict=True)
+            ),
+            backends=engine.attention_backends(self._vllm_config, tuple(names)),
+            device=kv_caches[names[0]].device.type,
+        )
+
+    def _layout_of(
+        self, group: engine.KVGroup, kv_caches: dict[str, torch.Tensor]
+    ) -> BlockLayout | None:
+        if not group.layer_names:
+            return None
+        return describe_layout(
+            [layer_tensor(name, kv_caches[name]) for name in group.layer_names],
             num_blocks=self._kv_cache_config.num_blocks,
             block_tokens=group.block_tokens,
             page_bytes=group.page_bytes,
-        )
-        self._layout = layout
-        if self._self_test:
-            check_copies(layout, tensors, self._tensors)
-        return LayoutReport(
-            block_nbytes=layout.block_nbytes,
-            block_tokens=layout.block_tokens,
-            fingerprint=layout.fingerprint,
-            backends=engine.attention_backends(self._vllm_config, group.layer_names),
-            device=tensors[0].device.type,
         )
 
     def load(self, plan: StepPlan) -> None:
@@ -104,9 +126,20 @@ class WorkerSide:
             self._received.add(op.request_id)
 
     def _load_failed(self, op: LoadOp, error: Exception) -> None:
-        logger.warning("request %s: load failed, computing instead: %r", op.request_id, error)
+        self._warn_once("request %s: load failed, computing instead: %r", op.request_id, error)
+        # With several groups a block's number does not tell whose it is.
+        if len(self._layouts) > 1:
+            self._failed_requests.add(op.request_id)
+            return
         for run in op.runs:
             self._failed_blocks.update(run.block_ids)
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        """At most one warning for each kind of trouble; the counters tell how often."""
+        kind = f"{message} {type(values[-1]).__name__}"
+        level = logging.DEBUG if kind in self._said else logging.WARNING
+        self._said.add(kind)
+        logger.log(level, message, *values)
 
     def store(self, plan: StepPlan) -> None:
         """Bring pages that this step completed into slots, as the plan says."""
@@ -117,26 +150,26 @@ class WorkerSide:
                 self._copier_for(plan.pool).gather(op.runs).wait()
             except Exception as error:
                 failed = 1
-                logger.warning("a store failed: %r", error)
+                self._warn_once("a store failed: %r", error)
             self._report.stores[op.number] = Outcome(1, failed, time.perf_counter() - started)
 
     def _copier_for(self, place: PoolPlace | None) -> PageCopier:
         if self._copier is not None:
             return self._copier
-        if place is None or self._layout is None:
+        if place is None or not self._layouts:
             raise LayoutError("an operation came without a pool or before the KV cache")
         memory = self._memory = SharedMemory.attach(place.handle)
         base = place.num_slots * sum(place.slot_bytes[: self._rank])
-        nbytes = place.num_slots * place.slot_bytes[self._rank]
+        slot_bytes = place.slot_bytes[self._rank]
+        nbytes = place.num_slots * slot_bytes
         # The pages are there, but each process maps them for itself, one fault at a time.
         in_background("kvkeep-map", lambda: memory.populate(base, nbytes))
         slots = torch.frombuffer(self._memory.view, dtype=torch.uint8)[base : base + nbytes]
-        self._copier = ReferenceCopier(
-            self._layout,
+        self._copier = grouped_copier(
+            zip(self._layouts, place.kept_blocks, strict=True),
             self._tensors,
             slots,
-            slot_bytes=place.slot_bytes[self._rank],
-            blocks_per_chunk=place.blocks_per_chunk,
+            slot_bytes=slot_bytes,
         )
         return self._copier
 
@@ -148,6 +181,11 @@ class WorkerSide:
     def take_failed_blocks(self) -> set[int]:
         """Blocks whose load failed since the last call."""
         failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_failed_requests(self) -> set[str]:
+        """Requests of a model with several KV groups whose load failed since the last call."""
+        failed, self._failed_requests = self._failed_requests, set()
         return failed
 
     def take_report(self) -> StepReport | None:
