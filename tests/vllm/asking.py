@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 GREEDY = {"temperature": 0, "max_tokens": 16, "logprobs": 1, "ignore_eos": True}
@@ -124,3 +125,68 @@ def abort(llm: Any, request: dict[str, Any], after_steps: int) -> None:
         engine.step()
     engine.abort_request(["to-abort"])
     settle(llm)
+
+
+def forget(llm: Any) -> None:
+    """Have kvkeep forget what memory holds; the engine keeps its own."""
+    settle(llm)
+    connector_of(llm)._scheduler.cache.clear_memory()
+
+
+def break_loads(llm: Any, count: int) -> None:
+    """Make the next `count` copies from slots to pages fail, on the worker."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    copier = get_kv_transfer_group()._worker._copier
+    scatter, left = copier.scatter, [count]
+
+    def broken(runs: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError("broken by the test")
+        return scatter(runs)
+
+    copier.scatter = broken
+
+
+def after_token(llm: Any, request: dict[str, Any], token: int) -> tuple[int, float]:
+    """The likeliest token, and its logprob, after the engine was made to generate `token`."""
+    forced = {**request, "sampling": {"max_tokens": 2, "allowed_token_ids": [token]}}
+    output = llm.generate([_prompt(forced)], [_sampling(forced)], use_tqdm=False)[0].outputs[0]
+    found = {entry.rank: (number, entry.logprob) for number, entry in output.logprobs[1].items()}
+    return found[1]
+
+
+def pool_nbytes(llm: Any) -> int:
+    """Bytes of memory that kvkeep's pool takes, over all ranks."""
+    return connector_of(llm)._scheduler.cache.pool.memory.nbytes
+
+
+def remove_parts(llm: Any, folder: str, rank: int) -> int:
+    """Remove one rank's files of all chunks on disk, behind kvkeep's back; how many."""
+    from kvkeep.tiers.disk_layout import chunk_path
+
+    disk = connector_of(llm)._scheduler.cache.hierarchy.links[0].tier
+    paths = [chunk_path(folder, key) for key in list(disk.keys()) if key.rank == rank]
+    for path in paths:
+        os.unlink(path)
+    return len(paths)
+
+
+def make_stage_buffers(llm: Any) -> None:
+    """Have each pipeline stage make the buffers it receives into.
+
+    vLLM makes them in its warm-up run, which it leaves out on a CPU in eager mode: without them
+    the second stage stops at the first request, with or without a cache.
+    """
+    llm.collective_rpc(_make_stage_buffers)
+
+
+def _make_stage_buffers(worker: Any) -> None:
+    runner = worker.model_runner
+    if runner.intermediate_tensors is None and hasattr(
+        runner.model, "make_empty_intermediate_tensors"
+    ):
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
@@ -50,12 +50,21 @@ def kv_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[
     groups = tuple(_kv_group(group) for group in kv_cache_config.kv_cache_groups)
     if not groups:
         raise LayoutError("this model has no KV cache")
-    if len(groups) > 1 and not HANDLES_GROUPS:
+    if fails_by_request(groups) and not HANDLES_GROUPS:
         raise LayoutError(
-            f"this model has {len(groups)} KV groups, and this vLLM stops when a load fails for "
-            "such a model; update vLLM, or start it with --disable-hybrid-kv-cache-manager"
+            "this vLLM can't compute again what failed to load for a model with sliding windows; "
+            "update vLLM, or start it with --disable-hybrid-kv-cache-manager"
         )
     return groups
+
+
+def fails_by_request(groups: Sequence[KVGroup]) -> bool:
+    """Whether a load that failed must be told by request, rather than by block.
+
+    With several groups a block's number does not tell whose it is. With a window the engine would
+    go on computing at the first block that failed, without those before it.
+    """
+    return len(groups) > 1 or any(group.window is not None for group in groups)
 
 
 def _kv_group(group: Any) -> KVGroup:
@@ -82,15 +91,12 @@ def _kv_group(group: Any) -> KVGroup:
 
 def _window(layer: str, spec: Any) -> int | None:
     kind = type(spec).__name__
-    # A state that stands for several tokens: what it holds depends on tokens after its block.
-    compressed = getattr(spec, "tokens_per_state", getattr(spec, "compress_ratio", 1)) != 1
-    if kind in _FULL and not compressed:
-        return None
-    if kind in _SLIDING and not compressed:
-        return int(spec.sliding_window)
-    reason = _WHY_NOT.get(kind, "this version of kvkeep does not know how it is used")
-    compression = " with several tokens in one state" if compressed else ""
-    raise LayoutError(f"layer {layer} has a {kind}{compression}, which can't be kept: {reason}")
+    if kind not in (*_FULL, *_SLIDING):
+        reason = _WHY_NOT.get(kind, "this version of kvkeep does not know how it is used")
+        raise LayoutError(f"layer {layer} has a {kind}, which can't be kept: {reason}")
+    if getattr(spec, "tokens_per_state", getattr(spec, "compress_ratio", 1)) != 1:
+        raise LayoutError(f"layer {layer} keeps one state for several tokens: not supported yet")
+    return int(spec.sliding_window) if kind in _SLIDING else None
 
 
 def _page_bytes(spec: Any) -> int:

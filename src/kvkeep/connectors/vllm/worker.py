@@ -53,6 +53,7 @@ class WorkerSide:
         self._memory: SharedMemory | None = None
         self._copier: PageCopier | None = None
         self._report = StepReport()
+        self._fails_by_request = False
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
         self._received: set[str] = set()
@@ -68,6 +69,7 @@ class WorkerSide:
 
     def _described(self, kv_caches: dict[str, torch.Tensor]) -> LayoutReport:
         groups = engine.kv_groups(self._vllm_config, self._kv_cache_config)
+        self._fails_by_request = engine.fails_by_request(groups)
         names = [name for group in groups for name in group.layer_names]
         missing = [name for name in names if name not in kv_caches]
         if missing:
@@ -127,8 +129,7 @@ class WorkerSide:
 
     def _load_failed(self, op: LoadOp, error: Exception) -> None:
         self._warn_once("request %s: load failed, computing instead: %r", op.request_id, error)
-        # With several groups a block's number does not tell whose it is.
-        if len(self._layouts) > 1:
+        if self._fails_by_request:
             self._failed_requests.add(op.request_id)
             return
         for run in op.runs:

@@ -1,0 +1,213 @@
+"""Models whose KV is not one group of full attention: sliding windows, MLA; and what is refused.
+
+Small models with random weights: what counts is which blocks the engine looks at.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.gate.lab import Lab, Outcome, clean, compare, kvkeep, not_less_cached
+from tests.vllm import asking, models
+
+BLOCK = 32
+_MLA_BLOCK = 16
+
+
+def cases(lab: Lab) -> Iterator[Outcome]:
+    folder = lab.folder / "models"
+    for name in ("gemma3", "mistral"):
+        model = models.make_model(folder, getattr(models, name))
+        # Less than the windows of 160 and 96 tokens, equal to one, and more than both.
+        for chunk_tokens in (32, 96, 256):
+            yield from _hits(lab, model, name, chunk_tokens)
+        # Steps shorter than a chunk: the engine takes blocks away while a chunk is computed.
+        yield from _hits(lab, model, name, 256, max_num_batched_tokens=64)
+        yield from _beside_local_hits(lab, model, name)
+        yield from _failed_load(lab, model, name)
+    yield from _mla(lab, models.make_model(folder, models.deepseek_v2))
+    yield from _refused(lab, folder)
+
+
+def prompt(seed: int, num_tokens: int) -> dict[str, Any]:
+    """Tokens that no two seeds share."""
+    rng = random.Random(seed)
+    tokens = [rng.randrange(3, models.VOCABULARY) for _ in range(num_tokens)]
+    return {"tokens": tokens}
+
+
+def longer(request: dict[str, Any], seed: int, num_tokens: int) -> dict[str, Any]:
+    return {"tokens": request["tokens"] + prompt(seed, num_tokens)["tokens"]}
+
+
+def _hits(lab: Lab, model: str, name: str, chunk_tokens: int, **more: Any) -> Iterator[Outcome]:
+    """Memory, disk, disk after a restart; each hit against the engine's own at that length."""
+    options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK, **more}
+    length = 4 * max(chunk_tokens, 64) // chunk_tokens * chunk_tokens
+    # One more than a hit can hold, so that the engine's own prefix cache hits as much.
+    first = prompt(1, length + 1)
+    grown = longer(first, 2, 200)
+    rounds = [[first], [first], [grown]]
+    own = lab.plain(rounds, **options, enable_prefix_caching=True)
+    folder = lab.new_folder()
+    title = f"groups/{name} chunk {chunk_tokens}" + "".join(f" {k}={v}" for k, v in more.items())
+    settings = {
+        "chunk_tokens": chunk_tokens,
+        "memory__size": "0.2",
+        "disk__paths": folder,
+        "disk__size": "1",
+    }
+    with lab.start(**options, kv_transfer_config=kvkeep(**settings), name=name) as engine:
+        for where in ("memory", "disk"):
+            answers = [engine.do(asking.ask, batch) for batch in rounds]
+            if where == "memory":
+                yield Outcome(f"{title}: cold", [*compare(own[0], answers[0], logprobs=True)])
+            yield Outcome(
+                f"{title}: the same again from {where}",
+                [
+                    *compare(own[1], answers[1], logprobs=True),
+                    *not_less_cached(answers[1], length),
+                ],
+            )
+            if where == "memory":
+                yield Outcome(
+                    f"{title}: a longer one from {where}",
+                    [
+                        *compare(own[2], answers[2], logprobs=True),
+                        *not_less_cached(answers[2], length),
+                    ],
+                )
+            engine.do(asking.forget_memory)
+        yield Outcome(f"{title}: nothing left", [*clean(engine.do(asking.state))])
+    with lab.start(**options, kv_transfer_config=kvkeep(**settings), name=name) as engine:
+        answers = [engine.do(asking.ask, [first])]
+        yield Outcome(
+            f"{title}: after a restart",
+            [*compare(own[1], answers[0], logprobs=True), *not_less_cached(answers[0], length)],
+        )
+
+
+def _beside_local_hits(lab: Lab, model: str, name: str) -> Iterator[Outcome]:
+    """A beginning from the engine's own cache, and what follows from ours."""
+    options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK}
+    options["enable_prefix_caching"] = True
+    beginning = prompt(3, 257)
+    whole = longer(beginning, 4, 255)
+    whole["tokens"] += [5]
+    own = lab.plain([[whole], [whole]], **options)
+    settings = {"chunk_tokens": 64, "memory__size": "0.2"}
+    with lab.start(**options, kv_transfer_config=kvkeep(**settings), name=name) as engine:
+        engine.do(asking.ask, [whole])
+        engine.do(asking.reset)
+        engine.do(asking.ask, [beginning])  # from ours into the engine's own
+        again = engine.do(asking.ask, [whole])
+        yield Outcome(
+            f"groups/{name}: local beginning, the rest kept",
+            [*compare(own[1], again, logprobs=True), *not_less_cached(again, 512)],
+        )
+        # The engine has the beginning, kvkeep has nothing: what the engine took away can't be
+        # stored, and what is stored must be right.
+        engine.do(asking.forget)
+        engine.do(asking.ask, [longer(whole, 5, 200)])
+        engine.do(asking.reset)
+        again = engine.do(asking.ask, [whole])
+        yield Outcome(
+            f"groups/{name}: stored beside a local beginning",
+            [*compare(own[0], again, logprobs=False)],
+        )
+        yield Outcome(f"groups/{name}: nothing left", [*clean(engine.do(asking.state))])
+
+
+def _mla(lab: Lab, model: str) -> Iterator[Outcome]:
+    """MLA on vLLM's reference backend for a CPU.
+
+    That backend has no prefix cache to compare with, and its kernels for prompts and for single
+    tokens disagree with one another. So a hit that leaves one token to compute is compared with
+    the engine that was made to generate that token, and one that leaves more by its tokens.
+    """
+    options: dict[str, Any] = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "attention_config": {"backend": "CPU_MLA"},
+        "block_size": _MLA_BLOCK,
+        # This backend can't cut a prompt into steps.
+        "max_num_batched_tokens": 4096,
+    }
+    whole = prompt(1, 257)
+    beginning = {"tokens": whole["tokens"][:-1]}
+    grown = longer(whole, 2, 200)
+    with lab.start(**options, name="plain") as engine:
+        cold = engine.do(asking.ask, [grown])
+        wanted = engine.do(asking.after_token, beginning, whole["tokens"][-1])
+    for chunk_tokens in (16, 64, 256):
+        title = f"groups/deepseek_v2 chunk {chunk_tokens}"
+        settings = kvkeep(
+            chunk_tokens=chunk_tokens,
+            memory__size="0.2",
+            disk__paths=lab.new_folder(),
+            disk__size="1",
+        )
+        with lab.start(**options, kv_transfer_config=settings, name="mla") as engine:
+            engine.do(asking.ask, [beginning])
+            for where in ("memory", "disk"):
+                again = engine.do(asking.ask, [whole])
+                found = (again[0]["tokens"][0], again[0]["logprobs"][0])
+                problems = [] if found == wanted else [f"{wanted} became {found}"]
+                yield Outcome(
+                    f"{title}: one more token from {where}",
+                    [*problems, *not_less_cached(again, 256)],
+                )
+                engine.do(asking.forget_memory)
+            again = engine.do(asking.ask, [grown])
+            yield Outcome(
+                f"{title}: a longer one",
+                [*compare(cold, again, logprobs=False), *not_less_cached(again, 256)],
+            )
+            yield Outcome(f"{title}: nothing left", [*clean(engine.do(asking.state))])
+        with lab.start(**options, kv_transfer_config=settings, name="mla") as engine:
+            after = engine.do(asking.ask, [grown])
+            # By now more of it is kept, in smaller chunks: it goes on from another place.
+            same = again[0]["cached"] == after[0]["cached"]
+            yield Outcome(
+                f"{title}: after a restart",
+                [*compare(again, after, logprobs=same), *not_less_cached(after, 256)],
+            )
+
+
+def _failed_load(lab: Lab, model: str, name: str) -> Iterator[Outcome]:
+    """A load that breaks: the request is computed again, with the right answer."""
+    options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK}
+    request = prompt(6, 513)
+    own = lab.plain([[request]], **options)
+    with lab.start(**options, kv_transfer_config=kvkeep(memory__size="0.2"), name=name) as engine:
+        engine.do(asking.ask, [request])
+        engine.do(asking.break_loads, 1)
+        for what in ("a load that breaks", "the load after it"):
+            again = engine.do(asking.ask, [request])
+            yield Outcome(f"groups/{name}: {what}", [*compare(own[0], again, logprobs=False)])
+        yield Outcome(
+            f"groups/{name}: hits again",
+            [*not_less_cached(again, 512), *clean(engine.do(asking.state))],
+        )
+
+
+def _refused(lab: Lab, folder: Path) -> Iterator[Outcome]:
+    """A recurrent state: kvkeep says why it is off, and the engine answers without it."""
+    model = models.make_model(folder, models.granite_hybrid)
+    options: dict[str, Any] = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK}
+    request = prompt(7, 300)
+    own = lab.plain([[request], [request]], **options)
+    with lab.start(**options, kv_transfer_config=kvkeep(memory__size="0.2")) as engine:
+        answers = [engine.do(asking.ask, [request]) for _ in range(2)]
+        problems = [
+            line
+            for mine, theirs in zip(own, answers, strict=True)
+            for line in compare(mine, theirs, logprobs=True)
+        ]
+        reason = engine.do(asking.state)["off_because"]
+        if "MambaSpec" not in reason:
+            problems.append(f"kvkeep should be off for a recurrent state, but says {reason!r}")
+        yield Outcome("groups/granite_hybrid: refused with a reason", problems)
