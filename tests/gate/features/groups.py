@@ -5,6 +5,7 @@ Small models with random weights: what counts is which blocks the engine looks a
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ def cases(lab: Lab) -> Iterator[Outcome]:
         yield from _hits(lab, model, name, 256, max_num_batched_tokens=64)
         yield from _beside_local_hits(lab, model, name)
         yield from _failed_load(lab, model, name)
+    yield from _real(lab)
     yield from _mla(lab, models.make_model(folder, models.deepseek_v2))
     yield from _refused(lab, folder)
 
@@ -119,6 +121,56 @@ def _beside_local_hits(lab: Lab, model: str, name: str) -> Iterator[Outcome]:
             [*compare(own[0], again, logprobs=False)],
         )
         yield Outcome(f"groups/{name}: nothing left", [*clean(engine.do(asking.state))])
+
+
+def _real(lab: Lab) -> Iterator[Outcome]:
+    """Gemma 3 270M, where `make gemma` has made it: real weights, a window of 512 tokens."""
+    model = Path(lab.model).parent / "gemma-3-270m"
+    if not model.exists():
+        return
+    text = _gemma_text(model)
+    options: dict[str, Any] = {"model": str(model), "block_size": BLOCK, "max_model_len": 2048}
+    # A hit can hold 1,280 tokens of it: more than two windows.
+    first = {"tokens": text[:1281]}
+    grown = {"tokens": text[:1400]}
+    short = {"tokens": text[:257]}
+    rounds = [[first], [first], [grown], [short]]
+    own = lab.plain(rounds, **options, enable_prefix_caching=True)
+    for chunk_tokens in (32, 256):
+        title = f"groups/gemma-3-270m chunk {chunk_tokens}"
+        settings = kvkeep(
+            chunk_tokens=chunk_tokens,
+            memory__size="1",
+            disk__paths=lab.new_folder(),
+            disk__size="4",
+        )
+        with lab.start(**options, kv_transfer_config=settings, name="gemma") as engine:
+            for where in ("memory", "disk"):
+                answers = [engine.do(asking.ask, batch) for batch in rounds]
+                kept = (1280, 1280 if where == "memory" else 1376 // chunk_tokens * chunk_tokens)
+                for number, at_least in ((1, kept[0]), (2, kept[1]), (3, 256)):
+                    # The second time around more of the longest one is kept than the engine kept.
+                    same = answers[number][0]["cached"] == own[number][0]["cached"]
+                    yield Outcome(
+                        f"{title}: {len(rounds[number][0]['tokens'])} tokens from {where}",
+                        [
+                            *compare(own[number], answers[number], logprobs=same),
+                            *not_less_cached(answers[number], at_least),
+                        ],
+                    )
+                engine.do(asking.forget_memory)
+            yield Outcome(f"{title}: nothing left", [*clean(engine.do(asking.state))])
+
+
+def _gemma_text(model: Path) -> list[int]:
+    import pydoc_data.topics
+
+    from tokenizers import Tokenizer
+
+    text = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    begin = json.loads((model / "config.json").read_text())["bos_token_id"]
+    return [begin, *tokenizer.encode(text[:20_000], add_special_tokens=False).ids]
 
 
 def _mla(lab: Lab, model: str) -> Iterator[Outcome]:
