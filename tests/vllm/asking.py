@@ -190,3 +190,23 @@ def _make_stage_buffers(worker: Any) -> None:
         runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
             batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
         )
+
+
+def break_rank(llm: Any, rank: int, copy: str) -> None:
+    """Make the next copy of one rank fail: "scatter" (slots to pages) or "gather"."""
+    llm.collective_rpc(_break_rank, args=(rank, copy))
+
+
+def _break_rank(worker: Any, rank: int, copy: str) -> None:
+    if worker.rank != rank:
+        return
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    copier = get_kv_transfer_group()._worker._copier
+    whole = getattr(copier, copy)
+
+    def broken(runs: Any) -> Any:
+        setattr(copier, copy, whole)
+        raise OSError("broken by the test")
+
+    setattr(copier, copy, broken)

@@ -30,7 +30,11 @@ def cases(lab: Lab) -> Iterator[Outcome]:
         yield from _beside_local_hits(lab, model, name)
         yield from _failed_load(lab, model, name)
     yield from _real(lab)
-    yield from _mla(lab, models.make_model(folder, models.deepseek_v2))
+    mla = models.make_model(folder, models.deepseek_v2)
+    yield from _mla(lab, mla)
+    if _has_amx():
+        for chunk_tokens in (32, 256):
+            yield from _hits(lab, mla, "deepseek_v2 amx", chunk_tokens, dtype="bfloat16")
     yield from _refused(lab, folder)
 
 
@@ -227,6 +231,13 @@ def _mla(lab: Lab, model: str) -> Iterator[Outcome]:
                 f"{title}: after a restart",
                 [*compare(again, after, logprobs=same), *not_less_cached(after, 256)],
             )
+
+
+def _has_amx() -> bool:
+    """Whether vLLM's MLA backend for such processors, which has a prefix cache, can run."""
+    import torch
+
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def _failed_load(lab: Lab, model: str, name: str) -> Iterator[Outcome]:

@@ -36,7 +36,7 @@ def _ranks(lab: Lab, kind: str, model: str) -> Iterator[Outcome]:
     first = prompt(11, 513)
     grown = longer(first, 12, 150)
     many = [longer(prompt(20, 129), seed, 100) for seed in range(21, 25)]
-    rounds = [[first], [first], [grown], many, many]
+    rounds = [[first], [first], [grown], many, many, [prompt(13, 513)]]
     with _start(lab, **options, enable_prefix_caching=True) as engine:
         own = [engine.do(asking.ask, batch) for batch in rounds]
     folder = lab.new_folder()
@@ -77,20 +77,41 @@ def _ranks(lab: Lab, kind: str, model: str) -> Iterator[Outcome]:
         removed = engine.do(asking.remove_parts, folder, 1)
         again = engine.do(asking.ask, [first])
         problems = [] if removed else ["no rank's part was there to be removed"]
-        problems += [
-            f"{answer['cached']} tokens from a cache that has one rank's part only"
-            for answer in again
-            if answer["cached"]
-        ]
+        problems += not_cached(again)
         yield Outcome(
             f"{title}: one rank's part is gone",
             [*compare(own[0], again, logprobs=False), *problems],
+        )
+        engine.do(asking.ask, [first])
+        for rank in (0, 1):
+            engine.do(asking.break_rank, rank, "scatter")
+            again = engine.do(asking.ask, [first])
+            # The request is computed again, as it was told: no more of it than all ranks have.
+            yield Outcome(
+                f"{title}: a load breaks on rank {rank}",
+                [*compare(own[0], again, logprobs=False)],
+            )
+        other = prompt(13, 513)
+        engine.do(asking.break_rank, 1, "gather")
+        engine.do(asking.ask, [other])
+        again = engine.do(asking.ask, [other])
+        yield Outcome(
+            f"{title}: a store breaks on rank 1",
+            [*compare(own[5], again, logprobs=False), *not_cached(again)],
         )
         again = engine.do(asking.ask, [first])
         yield Outcome(
             f"{title}: kept again",
             [*not_less_cached(again, 512), *clean(engine.do(asking.state))],
         )
+
+
+def not_cached(answers: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{answer['cached']} tokens from a cache that has one rank's part only"
+        for answer in answers
+        if answer["cached"]
+    ]
 
 
 def _start(lab: Lab, **options: Any) -> Engine:

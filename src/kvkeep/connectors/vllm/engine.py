@@ -96,6 +96,8 @@ def _window(layer: str, spec: Any) -> int | None:
         raise LayoutError(f"layer {layer} has a {kind}, which can't be kept: {reason}")
     if getattr(spec, "tokens_per_state", getattr(spec, "compress_ratio", 1)) != 1:
         raise LayoutError(f"layer {layer} keeps one state for several tokens: not supported yet")
+    if getattr(spec, "non_causal", False):
+        raise LayoutError(f"layer {layer} looks at tokens that come later: no prefix can be kept")
     return int(spec.sliding_window) if kind in _SLIDING else None
 
 
