@@ -24,17 +24,17 @@ def cases(lab: Lab) -> Iterator[Outcome]:
         model = models.make_model(folder, getattr(models, name))
         # Less than the windows of 160 and 96 tokens, equal to one, and more than both.
         for chunk_tokens in (32, 96, 256):
-            yield from _hits(lab, model, name, chunk_tokens)
+            yield from hits(lab, model, name, chunk_tokens)
         # Steps shorter than a chunk: the engine takes blocks away while a chunk is computed.
-        yield from _hits(lab, model, name, 256, max_num_batched_tokens=64)
-        yield from _beside_local_hits(lab, model, name)
-        yield from _failed_load(lab, model, name)
+        yield from hits(lab, model, name, 256, max_num_batched_tokens=64)
+        yield from beside_local_hits(lab, model, name)
+        yield from failed_load(lab, model, name)
     yield from _real(lab)
     mla = models.make_model(folder, models.deepseek_v2)
     yield from _mla(lab, mla)
     if _has_amx():
         for chunk_tokens in (32, 256):
-            yield from _hits(lab, mla, "deepseek_v2 amx", chunk_tokens, dtype="bfloat16")
+            yield from hits(lab, mla, "deepseek_v2 amx", chunk_tokens, dtype="bfloat16")
     yield from _refused(lab, folder)
 
 
@@ -49,7 +49,7 @@ def longer(request: dict[str, Any], seed: int, num_tokens: int) -> dict[str, Any
     return {"tokens": request["tokens"] + prompt(seed, num_tokens)["tokens"]}
 
 
-def _hits(lab: Lab, model: str, name: str, chunk_tokens: int, **more: Any) -> Iterator[Outcome]:
+def hits(lab: Lab, model: str, name: str, chunk_tokens: int, **more: Any) -> Iterator[Outcome]:
     """Memory, disk, disk after a restart; each hit against the engine's own at that length."""
     options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK, **more}
     length = 4 * max(chunk_tokens, 64) // chunk_tokens * chunk_tokens
@@ -96,9 +96,9 @@ def _hits(lab: Lab, model: str, name: str, chunk_tokens: int, **more: Any) -> It
         )
 
 
-def _beside_local_hits(lab: Lab, model: str, name: str) -> Iterator[Outcome]:
+def beside_local_hits(lab: Lab, model: str, name: str, **more: Any) -> Iterator[Outcome]:
     """A beginning from the engine's own cache, and what follows from ours."""
-    options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK}
+    options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK, **more}
     options["enable_prefix_caching"] = True
     beginning = prompt(3, 257)
     whole = longer(beginning, 4, 255)
@@ -240,9 +240,9 @@ def _has_amx() -> bool:
     return bool(torch.cpu._is_amx_tile_supported())
 
 
-def _failed_load(lab: Lab, model: str, name: str) -> Iterator[Outcome]:
+def failed_load(lab: Lab, model: str, name: str, **more: Any) -> Iterator[Outcome]:
     """A load that breaks: the request is computed again, with the right answer."""
-    options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK}
+    options = {"model": model, "skip_tokenizer_init": True, "block_size": BLOCK, **more}
     request = prompt(6, 513)
     own = lab.plain([[request]], **options)
     with lab.start(**options, kv_transfer_config=kvkeep(memory__size="0.2"), name=name) as engine:
