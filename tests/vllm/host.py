@@ -135,6 +135,7 @@ class Engine:
         return result
 
     def _died(self, why: str) -> EngineDied:
+        self._process.join(10)  # so that the log has its end
         return EngineDied(f"{why}; its log ends:\n{self.log[-6000:]}")
 
     def kill(self) -> None:

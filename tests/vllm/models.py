@@ -74,9 +74,9 @@ def deepseek_v2() -> Any:
         # The only size that vLLM's reference kernel on a CPU knows: 512 + 64.
         kv_lora_rank=512,
         q_lora_rank=None,
-        qk_nope_head_dim=32,
+        qk_nope_head_dim=128,
         qk_rope_head_dim=64,
-        v_head_dim=32,
+        v_head_dim=128,
         n_routed_experts=4,
         num_experts_per_tok=2,
         first_k_dense_replace=3,

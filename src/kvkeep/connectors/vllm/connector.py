@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -77,7 +78,7 @@ def _nothing() -> None:
     return None
 
 
-class KVKeepConnector(KVConnectorBase_V1, engine.ServesGroups):
+class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM makes one for the scheduler and one for each worker."""
 
     def __init__(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvkeep.errors import LayoutError
 
@@ -53,7 +51,7 @@ def kv_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[
     if fails_by_request(groups) and not HANDLES_GROUPS:
         raise LayoutError(
             "this vLLM can't compute again what failed to load for a model with sliding windows; "
-            "update vLLM, or start it with --disable-hybrid-kv-cache-manager"
+            "update it"
         )
     return groups
 
@@ -112,10 +110,6 @@ HANDLES_GROUPS = _Results is not None
 
 Before, it knew failed loads by block alone, and stopped where a model had several groups.
 """
-
-ServesGroups = cast("type[SupportsHMA]", SupportsHMA if HANDLES_GROUPS else object)
-"""vLLM's mark of a connector that serves models of several KV groups; without it the engine serves
-such a model as one group of full attention."""
 
 
 def transfer_results(received: set[str], failed: set[str]) -> Any:
