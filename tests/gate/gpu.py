@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.gate.features import groups
-from tests.gate.lab import Lab, Outcome, compare, kvkeep
-from tests.vllm import asking, models
+from tests.gate.lab import Lab, Outcome
+from tests.vllm import models
 from tests.vllm.host import EngineHost
 
 _OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "gpu_memory_utilization": 0.1}
@@ -31,7 +31,7 @@ def cases(lab: Lab) -> Iterator[Outcome]:
         model = models.make_model(folder, config)
         name = config.__name__
         if config is not models.qwen3 and not HANDLES_GROUPS:
-            yield from _refused(lab, model, name, "can't compute again")
+            yield from groups.refused(lab, model, "can't compute again", **_OPTIONS)
             continue
         for chunk_tokens in (32, 256):
             yield from groups.hits(lab, model, name, chunk_tokens, **_OPTIONS)
@@ -40,20 +40,7 @@ def cases(lab: Lab) -> Iterator[Outcome]:
     mla = models.make_model(folder, models.deepseek_v2)
     yield from groups.hits(lab, mla, "deepseek_v2", 64, **_OPTIONS, block_size=64)
     hybrid = models.make_model(folder, models.granite_hybrid)
-    yield from _refused(lab, hybrid, "granite_hybrid", "MambaSpec")
-
-
-def _refused(lab: Lab, model: str, name: str, reason: str) -> Iterator[Outcome]:
-    options = {"model": model, "skip_tokenizer_init": True, **_OPTIONS}
-    request = groups.prompt(7, 300)
-    own = lab.plain([[request]], **options)
-    with lab.start(**options, kv_transfer_config=kvkeep(memory__size="0.2"), name=name) as engine:
-        found = engine.do(asking.ask, [request])
-        said = engine.do(asking.state)["off_because"]
-    problems = [] if reason in said else [f"off because {said!r}"]
-    yield Outcome(
-        f"groups/{name}: refused with a reason", [*problems, *compare(own[0], found, logprobs=True)]
-    )
+    yield from groups.refused(lab, hybrid, "MambaSpec", **_OPTIONS)
 
 
 def main() -> int:

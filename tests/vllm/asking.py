@@ -149,14 +149,6 @@ def break_loads(llm: Any, count: int) -> None:
     copier.scatter = broken
 
 
-def after_token(llm: Any, request: dict[str, Any], token: int) -> tuple[int, float]:
-    """The likeliest token, and its logprob, after the engine was made to generate `token`."""
-    forced = {**request, "sampling": {"max_tokens": 2, "allowed_token_ids": [token]}}
-    output = llm.generate([_prompt(forced)], [_sampling(forced)], use_tqdm=False)[0].outputs[0]
-    found = {entry.rank: (number, entry.logprob) for number, entry in output.logprobs[1].items()}
-    return found[1]
-
-
 def pool_nbytes(llm: Any) -> int:
     """Bytes of memory that kvkeep's pool takes, over all ranks."""
     return connector_of(llm)._scheduler.cache.pool.memory.nbytes

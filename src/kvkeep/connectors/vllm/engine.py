@@ -124,12 +124,26 @@ def local_engines(vllm_config: VllmConfig) -> int:
     return max(1, int(getattr(parallel, "data_parallel_size_local", 1) or 1))
 
 
+_WHOLE_PROMPTS = frozenset({"CPU_MLA"})
+"""Backends that compute a prompt from its first token on or wrongly: from a prefix on they give
+other answers (tests/gate/features/groups.py). vLLM turns its own prefix cache off for them."""
+
+
 def attention_backends(vllm_config: VllmConfig, layer_names: tuple[str, ...]) -> str:
-    """Names of the attention backends of these layers, sorted, joined by commas."""
+    """Names of the attention backends of these layers, sorted, joined by commas.
+
+    Raises `LayoutError` for one that can't go on from a prefix.
+    """
     from vllm.distributed.kv_transfer.kv_connector import utils
 
     backends = utils.get_current_attn_backends(vllm_config, list(layer_names))
-    return ",".join(sorted({backend.get_name() for backend in backends}))
+    names = {backend.get_name() for backend in backends}
+    if names & _WHOLE_PROMPTS:
+        raise LayoutError(
+            f"attention backend {', '.join(sorted(names & _WHOLE_PROMPTS))} can't go on computing "
+            "from a kept prefix; choose another one to use kvkeep"
+        )
+    return ",".join(sorted(names))
 
 
 def placed_items(request: Any) -> list[tuple[int, int, str]]:
