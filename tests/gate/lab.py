@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +58,11 @@ class Lab:
         path = self.folder / f"kept-{next(self._folders)}"
         path.mkdir(parents=True)
         return str(path)
+
+    def remove_folders(self) -> None:
+        """Give back the room of all that was kept on disk so far."""
+        for path in self.folder.glob("kept-*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def start(self, **options: Any) -> Engine:
         """An engine of the model with these options of `vllm.LLM`."""
