@@ -202,3 +202,77 @@ def _break_rank(worker: Any, rank: int, copy: str) -> None:
         raise OSError("broken by the test")
 
     setattr(copier, copy, broken)
+
+
+def count_preemptions(llm: Any) -> None:
+    """From now on count how often the engine takes a running request's blocks away."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    preempt = scheduler._preempt_request
+    scheduler.preemptions = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        scheduler.preemptions += 1
+        return preempt(*args, **kwargs)
+
+    scheduler._preempt_request = counted
+
+
+def preemptions(llm: Any) -> int:
+    """How often that was, since `count_preemptions`."""
+    return llm.llm_engine.engine_core.engine_core.scheduler.preemptions
+
+
+def disk_link(llm: Any) -> Any:
+    """kvkeep's link to its disk tier."""
+    return connector_of(llm)._scheduler.cache.hierarchy.links[0]
+
+
+def slow_disk(llm: Any, seconds: float) -> None:
+    """Every load and store of the disk takes that much longer; 0 makes it fast again."""
+    from kvkeep.tiers.wrappers import Delayed
+
+    class Slow(Delayed):
+        """Knows at once what it holds."""
+
+        def contains(self, keys: Any) -> list[bool]:
+            return self.inner.contains(keys)
+
+    link = disk_link(llm)
+    whole = getattr(link.tier, "inner", link.tier)
+    link.tier = Slow(whole, seconds) if seconds else whole
+
+
+def faulty_disk(llm: Any, **rates: float) -> None:
+    """The disk fails at these rates (`FaultRates`); without any it works again."""
+    from kvkeep.tiers.wrappers import FaultRates, Faulty
+
+    link = disk_link(llm)
+    whole = getattr(link.tier, "inner", link.tier)
+    link.tier = Faulty(whole, FaultRates(**rates), seed=1) if rates else whole
+
+
+def breaker_is_open(llm: Any) -> bool:
+    """Whether the disk is cut off at the moment."""
+    return disk_link(llm).breaker.is_open
+
+
+def start(llm: Any, name: str, request: dict[str, Any], steps: int) -> None:
+    """Start a request of this name, and go on for some steps."""
+    llm.llm_engine.add_request(name, _prompt(request), _sampling(request))
+    for _ in range(steps):
+        llm.llm_engine.step()
+
+
+def stop(llm: Any, name: str) -> None:
+    """Abort a request that `start` started; takes no step."""
+    llm.llm_engine.abort_request([name])
+
+
+def finish(llm: Any, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Go on until these requests have ended; what they produced."""
+    done: dict[str, dict[str, Any]] = {}
+    while len(done) < len(names):
+        for output in llm.llm_engine.step():
+            if output.finished and output.request_id in names:
+                done[output.request_id] = _answer(output)
+    return done
