@@ -39,7 +39,9 @@ def groups(*, quick: bool = False) -> dict[str, Cases]:
         if path.stem == "__init__":
             continue
         module = importlib.import_module(f"{features.__name__}.{path.stem}")
-        found[path.stem] = getattr(module, "quick_cases", module.cases) if quick else module.cases
+        cases = getattr(module, "quick_cases", module.cases) if quick else module.cases
+        if cases is not None:
+            found[path.stem] = cases
     return found
 
 
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         shutil.rmtree(folder, ignore_errors=True)
     if args.results:
-        write_results(args.results, results, total, differences)
+        write_results(args.results, results)
     for name, result in results.items():
         print(f"{name:24} {result['cases']:4} cases {result['seconds']:5} s")
     print(f"gate: cases={total} differences={differences}")
@@ -106,26 +108,32 @@ def show(group: str, outcome: Outcome) -> None:
         print(f"        {line[:4000]}", flush=True)
 
 
-def write_results(
-    path: Path, results: dict[str, dict[str, Any]], total: int, differences: int
-) -> None:
+def write_results(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    """Add this run's groups to the record, which may have been begun by another run."""
     import torch
     import vllm
 
+    versions = {
+        "python": platform.python_version(),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+    }
+    before = json.loads(path.read_text()) if path.exists() else {}
+    groups = before["groups"] if before.get("versions") == versions else {}
+    groups |= {name: {**result, "command": _command()} for name, result in results.items()}
     record = {
-        "what": "make gate: greedy output with the cache against output without it",
-        "command": "python -m tests.gate " + " ".join(sys.argv[1:]),
-        "machine": {"cpu": platform.machine(), "cores": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            "vllm": vllm.__version__,
-            "torch": torch.__version__,
-        },
-        "cases": total,
-        "differences": differences,
-        "groups": results,
+        "what": "greedy output with the cache against output without it, on a real engine",
+        "machine": {"architecture": platform.machine(), "cores": os.cpu_count()},
+        "versions": versions,
+        "cases": sum(result["cases"] for result in groups.values()),
+        "differences": sum(result["differences"] for result in groups.values()),
+        "groups": groups,
     }
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _command() -> str:
+    return " ".join(["python -m tests.gate", *sys.argv[1:]])
 
 
 def main() -> int:

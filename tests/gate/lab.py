@@ -47,10 +47,8 @@ class Lab:
         self._plain: dict[str, list[list[Answer]]] = {}
 
     def text(self, number: int, num_tokens: int) -> list[int]:
-        """A piece of real text; other numbers are other pieces, that do not overlap below 2,000
-        tokens.
-        """
-        start = number * 2000 % max(1, len(self._tokens) - num_tokens)
+        """A piece of real text, of at most 8,000 tokens. One number is one piece, however long."""
+        start = number * 2000 % max(1, len(self._tokens) - 8000)
         return list(self._tokens[start : start + num_tokens])
 
     def new_folder(self) -> str:

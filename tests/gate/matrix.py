@@ -62,7 +62,7 @@ class Questions:
     """The prompts of one configuration; `base` tokens are a whole number of chunks."""
 
     def __init__(self, lab: Lab, chunk_tokens: int) -> None:
-        base = self.base = max(512, chunk_tokens)
+        base = self.base = max(256, chunk_tokens)
         beginning, turns = lab.text(2, base), lab.text(3, base + chunk_tokens + 60)
         self.same = _request(lab.text(0, base + 1))
         self.whole = _request(lab.text(1, base))

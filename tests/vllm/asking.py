@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 GREEDY = {"temperature": 0, "max_tokens": 16, "logprobs": 1, "ignore_eos": True}
@@ -276,3 +277,31 @@ def finish(llm: Any, names: list[str]) -> dict[str, dict[str, Any]]:
             if output.finished and output.request_id in names:
                 done[output.request_id] = _answer(output)
     return done
+
+
+def wait_for_breaker(llm: Any) -> None:
+    """Return once the disk may be tried again."""
+    deadline = time.monotonic() + 60
+    while not disk_link(llm).breaker.is_ready and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def look_around(llm: Any) -> None:
+    """Have the disk tier see what other processes kept, rather than wait until it does."""
+    tier = disk_link(llm).tier
+    tier._look_around(tier._opened())
+
+
+def change_weights(llm: Any) -> None:
+    """Change the model's weights in place, the same way each time."""
+    llm.collective_rpc(_change_weights)
+
+
+def _change_weights(worker: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, weight in worker.model_runner.model.named_parameters():
+            # Not the matrices: on a CPU they are used as they were packed at start.
+            if "input_layernorm" in name:
+                weight[::2] *= 2

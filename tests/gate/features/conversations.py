@@ -61,7 +61,10 @@ def _turns(lab: Lab) -> Iterator[Outcome]:
 def _choices(lab: Lab) -> Iterator[Outcome]:
     """n > 1: the requests share a prompt, and start at the same moment."""
     options = {"block_size": 32}
-    request: dict[str, Any] = {"tokens": lab.text(53, 385), "sampling": {"n": 3, "temperature": 0}}
+    request: dict[str, Any] = {
+        "tokens": lab.text(53, 385),
+        "sampling": {"n": 3, "temperature": 1, "top_k": 1},
+    }
     # Equal seeds, other random answers: what is drawn depends on the logits alone.
     drawn = {"tokens": request["tokens"], "sampling": {"n": 3, "temperature": 0.8, "seed": 11}}
     own = lab.plain([[request], [drawn]], **options)
