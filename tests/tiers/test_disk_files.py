@@ -29,6 +29,7 @@ def test_a_file_of_another_length_is_a_miss_and_removed(tmp_path, change):
     into = [aligned(bytes(4 * PAGE)) for _ in range(2)]
     assert tier.load([key_of(1), key_of(2)], into) == [None, 2 * PAGE]
     assert not path.exists()
+    assert tier.stats().failed_reads == 1
     assert kept(tier, [1, 2]) == [2]
     tier.check_integrity()
 

@@ -184,6 +184,10 @@ class DiskTier:
             where = directories.path_of(key, entry.root)
             raise disk_files.tier_error(error, "cannot read", where) from error
         if not whole:
+            where = directories.path_of(key, entry.root)
+            if disk_files.size_of(where) is not None:
+                self._failed_reads += 1
+                self._warn_once("disk tier: %s has another length than was kept: deleted", where)
             self._drop(directories, key, entry)
         elif restamp:
             entry.stamped_s = now_s
