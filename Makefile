@@ -1,10 +1,11 @@
 # `make help` lists the targets. Each makes .venv by itself where it is needed (scripts/setup.sh).
 #
-# DEMO_ARGS, PYTEST_ARGS and BENCH_ARGS are passed on, for example: make demo DEMO_ARGS="--tokens 6000"
+# DEMO_ARGS, PYTEST_ARGS, GATE_ARGS, TORTURE_ARGS and BENCH_ARGS are passed on, for example:
+# make demo DEMO_ARGS="--tokens 6000"
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-unit test-vllm check format bench-tax bench-tiers bench-policies clean
+.PHONY: help setup model gemma demo test test-unit test-vllm gate torture check format bench-tax bench-tiers bench-policies clean
 
 BIN := .venv/bin
 MODEL := .demo/SmolLM2-135M-Instruct
@@ -29,6 +30,15 @@ test-unit: setup ## the tests that need no engine
 # Status 5 is pytest's "nothing was selected".
 test-vllm: model ## the tests with the real engine and the real model
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+gemma: setup ## make Gemma 3 270M, a real model with sliding windows (536 MB)
+	@$(BIN)/python scripts/make_gemma.py .demo/gemma-3-270m
+
+gate: model gemma ## output with the cache is token-exact to output without it: all cases (about an hour)
+	$(BIN)/python -m tests.gate --results benchmarks/results/gate.json $(GATE_ARGS)
+
+torture: model ## kill the engine 50 times, damage 1,000 kept files
+	$(BIN)/python -m tests.torture --results benchmarks/results/torture.json $(TORTURE_ARGS)
 
 check: setup ## ruff, pyright, import-linter
 	$(BIN)/ruff check .

@@ -305,3 +305,15 @@ def _change_weights(worker: Any) -> None:
             # Not the matrices: on a CPU they are used as they were packed at start.
             if "input_layernorm" in name:
                 weight[::2] *= 2
+
+
+def ask_rounds(llm: Any, rounds: list[list[dict[str, Any]]]) -> None:
+    """Answer batch after batch, for the work's sake."""
+    for batch in rounds:
+        ask(llm, batch)
+
+
+def found_bad(llm: Any) -> int:
+    """How many kept files kvkeep has found to be bad so far."""
+    link = disk_link(llm)
+    return int(link.counters.corrupt) + link.tier.stats().failed_reads

@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.vllm.host import EngineHost
 
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("runner.py")
@@ -31,6 +33,13 @@ def model() -> str:
     if not (folder / "config.json").exists():
         pytest.skip(f"no model in {folder}; `make test` makes it, or set TEST_MODEL")
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def host(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHost]:
+    """Starts engines from a process that has imported vLLM already."""
+    with EngineHost(tmp_path_factory.mktemp("engines")) as host:
+        yield host
 
 
 @pytest.fixture(scope="session")

@@ -151,6 +151,10 @@ class Engine:
         self.close()
 
     @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    @property
     def exit_code(self) -> int | None:
         """None while it runs."""
         return self._process.exitcode

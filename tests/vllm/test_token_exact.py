@@ -83,28 +83,6 @@ def test_disk_hit_after_a_restart(run: Run, prompts: list[dict[str, Any]], tmp_p
     no_leases_left(warm["cache"])
 
 
-def test_disk_alone_keeps_nothing_in_memory(
-    run: Run, prompts: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    only_disk = connector(memory__enabled="false", disk__paths=str(tmp_path), disk__size="2GiB")
-    result = run([[prompts[0]], [prompts[0]]], connector=only_disk)
-    cold, warm = result["rounds"][0][0], result["rounds"][1][0]
-    assert warm["cached"] == 896
-    assert warm["tokens"] == cold["tokens"]
-    assert "(disk 896)" in result["log"]
-    assert result["cache"]["chunks"] == 0
-    no_leases_left(result["cache"])
-
-
-def test_full_hit_still_computes_the_last_token(run: Run, text_tokens: list[int]) -> None:
-    prompt = {"tokens": text_tokens[:1024]}
-    result = run([[prompt], [prompt]], connector=connector(memory__size="1GiB"))
-    cold, warm = result["rounds"][0][0], result["rounds"][1][0]
-    assert warm["cached"] == 1023
-    assert warm["tokens"] == cold["tokens"]
-    no_leases_left(result["cache"])
-
-
 def test_concurrent_requests_with_one_prefix(run: Run, text_tokens: list[int]) -> None:
     batch = [
         {"tokens": text_tokens[:1500] + text_tokens[at : at + 100]} for at in range(2000, 2800, 100)
@@ -138,26 +116,3 @@ def test_beside_the_engines_prefix_cache_with_larger_chunks(
     assert warm["tokens"] == both["rounds"][0][0]["tokens"]
     assert warm["logprobs"] == plain["rounds"][1][0]["logprobs"]
     no_leases_left(both["cache"])
-
-
-def test_salts_never_share(run: Run, text_tokens: list[int]) -> None:
-    tokens = text_tokens[:600]
-    batches = [[{"tokens": tokens, "salt": salt}] for salt in (None, "alice", "bob", "alice", None)]
-    result = run(batches, connector=connector(memory__size="1GiB"))
-    assert [batch[0]["cached"] for batch in result["rounds"]] == [0, 0, 0, 512, 512]
-
-
-def test_abort_while_loading_and_storing(run: Run, text_tokens: list[int], tmp_path: Path) -> None:
-    """Aborted before, while and after its KV comes from disk or goes to memory."""
-    kept = {"tokens": text_tokens[:1500]}
-    settings = connector(memory__size="1GiB", disk__paths=str(tmp_path), disk__size="1GiB")
-    cold = run([[kept]], connector=settings)
-    aborts = [
-        {"abort": prompt, "after_steps": after_steps}
-        for after_steps in (0, 1, 2, 4)
-        for prompt in (kept, {"tokens": text_tokens[5000 + after_steps : 7500]})
-    ]
-    result = run([*aborts, [kept]], connector=settings)
-    assert result["rounds"][0][0]["cached"] == 1408
-    assert result["rounds"][0][0]["tokens"] == cold["rounds"][0][0]["tokens"]
-    no_leases_left(result["cache"])

@@ -155,3 +155,7 @@ def make_adapter(lab: Lab, name: str, seed: int) -> str:
     }
     (folder / "adapter_config.json").write_text(json.dumps(described))
     return str(folder)
+
+
+quick_cases = None
+"""Left to the whole gate, for the time they take."""

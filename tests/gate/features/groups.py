@@ -41,6 +41,18 @@ def cases(lab: Lab) -> Iterator[Outcome]:
     yield from refused(lab, hybrid, "MambaSpec", block_size=BLOCK)
 
 
+def quick_cases(lab: Lab) -> Iterator[Outcome]:
+    """One of each kind, for a short run."""
+    folder = lab.folder / "models"
+    gemma = models.make_model(folder, models.gemma3)
+    yield from hits(lab, gemma, "gemma3", 96)
+    mistral = models.make_model(folder, models.mistral)
+    yield from hits(lab, mistral, "mistral", 256, max_num_batched_tokens=64)
+    yield from failed_load(lab, mistral, "mistral")
+    hybrid = models.make_model(folder, models.granite_hybrid)
+    yield from refused(lab, hybrid, "MambaSpec", block_size=BLOCK)
+
+
 def prompt(seed: int, num_tokens: int) -> dict[str, Any]:
     """Tokens that no two seeds share."""
     rng = random.Random(seed)

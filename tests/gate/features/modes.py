@@ -63,3 +63,7 @@ def cases(lab: Lab) -> Iterator[Outcome]:
                 f"modes/{mode}: four together",
                 [*problems, *clean(engine.do(asking.state))],
             )
+
+
+quick_cases = None
+"""Left to the whole gate, for the time they take."""

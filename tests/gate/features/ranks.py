@@ -22,6 +22,11 @@ def cases(lab: Lab) -> Iterator[Outcome]:
         yield from _ranks(lab, kind, models.make_model(lab.folder / "models", model))
 
 
+def quick_cases(lab: Lab) -> Iterator[Outcome]:
+    """Tensor parallel alone, for a short run."""
+    yield from _ranks(lab, "tp", models.make_model(lab.folder / "models", models.qwen3))
+
+
 def _ranks(lab: Lab, kind: str, model: str) -> Iterator[Outcome]:
     title = f"ranks/{kind}=2 {model.rsplit('/', 1)[-1]}"
     options = {

@@ -69,3 +69,7 @@ def cases(lab: Lab) -> Iterator[Outcome]:
                 f"resets/{tier}: after a restart the weights are the old ones",
                 [*compare(own[0], found, logprobs=False), *not_less_cached(found, 384)],
             )
+
+
+quick_cases = None
+"""Left to the whole gate, for the time they take."""

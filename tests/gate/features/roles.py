@@ -60,3 +60,7 @@ def cases(lab: Lab) -> Iterator[Outcome]:
         )
         for engine, name in ((producer, "producer"), (consumer, "consumer"), (both, "both")):
             yield Outcome(f"roles/{name}: nothing left", [*clean(engine.do(asking.state))])
+
+
+quick_cases = None
+"""Left to the whole gate, for the time they take."""
