@@ -200,6 +200,11 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
         cache = open_cache(
             config, namespace, shape, num_engines=engine.local_engines(self._vllm_config)
         )
+        if engine.is_one_of_unknown_many(self._vllm_config):
+            logger.warning(
+                "memory.size is for each of the data-parallel engines of this node: give each its "
+                "share of what the node has for kvkeep"
+            )
         transfer = self._kv_transfer_config
         self._scheduler = SchedulerSide(
             cache,

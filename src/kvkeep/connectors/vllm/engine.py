@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,6 +123,16 @@ def local_engines(vllm_config: VllmConfig) -> int:
     """How many data-parallel engines share this node, this one included."""
     parallel = vllm_config.parallel_config
     return max(1, int(getattr(parallel, "data_parallel_size_local", 1) or 1))
+
+
+def is_one_of_unknown_many(vllm_config: VllmConfig) -> bool:
+    """Whether this engine is a data-parallel one that was not told of the others.
+
+    vLLM starts engines of a dense model as if each were alone; only a name tells.
+    """
+    transfer = vllm_config.kv_transfer_config
+    engine_id = str(transfer.engine_id) if transfer is not None else ""
+    return local_engines(vllm_config) == 1 and re.search(r"_dp\d+$", engine_id) is not None
 
 
 _WHOLE_PROMPTS = frozenset({"CPU_MLA"})
