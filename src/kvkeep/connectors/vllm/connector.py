@@ -91,6 +91,8 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._stats: StatsSource | None = None
+        self._reports: list[LayoutReport] = []
+        """What the workers told of their KV cache at the start."""
         self._broken_loads: list[LoadOp] = []
         """Promised to the engine, but planned no more: workers report them as failed."""
         # A wrong setting stops the start, with one clear message: better than running for days
@@ -156,9 +158,16 @@ class KVKeepConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        reports = [metadata[rank] for rank in sorted(metadata)]
+        told = [metadata[rank] for rank in sorted(metadata)]
+        reports = [report for report in told if isinstance(report, LayoutReport)]
+        if self._scheduler is not None:
+            # An engine that wakes from sleep tells again (0.33 and later), the same if all is well.
+            if reports != self._reports:
+                self.turn_off("the engine's KV cache is another one than at its start")
+            return
         try:
-            self._connect([report for report in reports if isinstance(report, LayoutReport)])
+            self._connect(reports)
+            self._reports = reports
         except ConfigError:
             raise
         except KVKeepError as error:
