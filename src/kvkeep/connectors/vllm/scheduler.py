@@ -141,8 +141,16 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is not None:
             return tracked
+        report = RequestReport(request.request_id, self._cache.shape)
+        tracked = Tracked(request, self._new_chain(request), report)
+        self._tracked[request.request_id] = tracked
+        if self._roles.stores:
+            self._to_store[request.request_id] = tracked
+        return tracked
+
+    def _new_chain(self, request: Request) -> KeyChain:
         embeds = getattr(request, "prompt_embeds", None)
-        chain = KeyChain(
+        return KeyChain(
             self._namespace,
             self._chunk_tokens,
             salt=request.cache_salt,
@@ -152,11 +160,6 @@ class SchedulerSide:
             if embeds is not None
             else None,
         )
-        report = RequestReport(request.request_id, self._cache.shape)
-        tracked = self._tracked[request.request_id] = Tracked(request, chain, report)
-        if self._roles.stores:
-            self._to_store[request.request_id] = tracked
-        return tracked
 
     def _fetch_from(self, tracked: Tracked, first: int) -> Fetch | None:
         """The request's run of kept chunks from `first` on, held; None if there is none."""
@@ -374,6 +377,12 @@ class SchedulerSide:
             if not tracked.is_loading:
                 self._let_go(tracked)
                 self._forget(request_id)
+                continue
+            # It goes on with what it was promised. What it computes from that is of before and
+            # after: not to be kept. Preempted, it asks for what is kept from now on.
+            self._stop_storing(request_id)
+            tracked.chain = self._new_chain(tracked.request)
+            tracked.missed = None
 
     def close(self) -> None:
         """Let go of every request and end the cache."""
