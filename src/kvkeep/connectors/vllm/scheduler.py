@@ -105,7 +105,8 @@ class SchedulerSide:
             return 0, False
         tracked.start_token = num_computed_tokens
         self._hash(tracked)
-        if not self._roles.loads or num_computed_tokens % self._block_tokens:
+        may_load = self._roles.loads and not tracked.has_failed
+        if not may_load or num_computed_tokens % self._block_tokens:
             return 0, False
         first = num_computed_tokens // self._chunk_tokens
         fetch = self._fetch_from(tracked, first)
@@ -325,7 +326,9 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.report.loaded(outcome)
-                if not outcome.failed:
+                if outcome.failed:
+                    tracked.has_failed = True
+                else:
                     counters = self._cache.counters.memory
                     counters.add("loaded_bytes", tracked.report.load_nbytes)
                     counters.add("load_seconds", outcome.seconds)

@@ -33,6 +33,8 @@ class Tracked:
     """Where the engine's own prefix ended when it last asked."""
     waits: bool = True
     """False once a slow tier took too long: it is not waited for a second time."""
+    has_failed: bool = False
+    """A load of it broke: it is computed, rather than promised what may break again."""
     is_counted: bool = False
     """Its tokens are in the counters: once a request, however often it is asked for."""
     missed: tuple[int, int, int] | None = None
